@@ -1,12 +1,17 @@
 // troupe check: all that is wrong with a recipe, and what it would do. No device is used.
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "apps/memory_option.h"
+#include "apps/print.h"
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/folder/run_folder.h"
+#include "troupe/core/file/secrets.h"
+#include "troupe/core/text/one_line.h"
 #include "troupe/nn/config/costs.h"
 #include "troupe/plan/machine.h"
 #include "troupe/train/forecast/choose_layout.h"
@@ -29,7 +34,78 @@ struct CheckOptions {
   RecipeOptions recipe;
   MemoryOption memory;
   int64_t ranks = 0;
+  bool json = false;
 };
+
+// What --json prints. A recipe with faults has nothing but them.
+struct CheckReport {
+  struct Source {
+    std::string name;
+    int64_t tokens = 0;
+    double epochs = 0;
+    static void visit(auto& s, auto&& f) {
+      f("name", s.name);
+      f("tokens", s.tokens);
+      f("epochs", s.epochs);
+    }
+  };
+  bool ok = false;
+  std::vector<std::string> faults = {};    // a line each, with place and code
+  std::vector<std::string> warnings = {};  // of memory, disk and what the ranks need
+  int64_t params = 0, active_params = 0, batch = 0, micro_batch = 0, steps = 0, tokens = 0;
+  std::vector<Source> data = {};
+  double checkpoint = 0;             // bytes
+  double memory = 0, available = 0;  // bytes; available 0: unknown
+  static void visit(auto& r, auto&& f) {
+    f("ok", r.ok);
+    f("faults", r.faults);
+    f("warnings", r.warnings);
+    f("params", r.params);
+    f("active_params", r.active_params);
+    f("batch", r.batch);
+    f("micro_batch", r.micro_batch);
+    f("steps", r.steps);
+    f("tokens", r.tokens);
+    f("data", r.data);
+    f("checkpoint", r.checkpoint);
+    f("memory", r.memory);
+    f("available", r.available);
+  }
+};
+
+std::vector<std::string> warnings_of(const Recipe& recipe, int64_t ranks, double available) {
+  std::vector<std::string> out;
+  const DiskVerdict disk = judge_disk(recipe, runs_on_gpu(recipe));
+  if (!disk.fits) out.push_back(warning_text(Code::kNoSpace) + ' ' + disk.line);
+  if (available > 0) {
+    const MemoryVerdict memory = judge_memory(recipe, runs_on_gpu(recipe), available);
+    if (memory.warns) out.push_back(memory.line);
+  }
+  if (ranks < 2) return out;
+  for (const Finding& found : examine_start(ranks)) {
+    if (found.verdict != Finding::kOk) out.push_back(line_of(found));
+  }
+  return out;
+}
+
+CheckReport report_of(const Recipe& recipe, const RunPlan& plan, const OpenedData& opened,
+                      double available) {
+  const ModelCosts costs = costs_of(recipe.model);
+  CheckReport out{.params = costs.params(),
+                  .active_params = costs.active_params(),
+                  .batch = plan.batch,
+                  .micro_batch = plan.micro_batch,
+                  .steps = plan.run.steps,
+                  .tokens = plan.run.tokens,
+                  .checkpoint = checkpoint_bytes(recipe, runs_on_gpu(recipe)),
+                  .memory = forecast_memory(recipe, runs_on_gpu(recipe)).total(),
+                  .available = available};
+  for (const SourceUse& use : opened.data.train->uses(plan.run.samples)) {
+    out.data.push_back({use.name, use.tokens, use.epochs()});
+  }
+  out.ok = available <= 0 || judge_memory(recipe, runs_on_gpu(recipe), available).fits;
+  return out;
+}
 
 // By the machine's file where the recipe names one: nothing is measured here.
 void print_duration(const Recipe& recipe, const RunPlan& plan) {
@@ -52,11 +128,11 @@ void print_duration(const Recipe& recipe, const RunPlan& plan) {
 
 // What does not fit on `ranks`, or where none are given on as many as the recipe's own axes need,
 // all at once.
-void check_layout(const Recipe& recipe, int64_t ranks) {
+void check_layout(const Recipe& recipe, int64_t ranks, bool quiet) {
   const ParallelConfig& parallel = recipe.parallel;
   const int64_t least = least_ranks(parallel), world = ranks > 0 ? ranks : least;
   const ParallelConfig laid = settled(parallel, needs_of(recipe, world, world));
-  if (world == 1) return;
+  if (world == 1 || quiet) return;
   std::cout << "ranks  ";
   if (ranks == 0) std::cout << (parallel.data > 0 ? "" : "a multiple of ");
   std::cout << world << ": tensor " << laid.tensor << " x context " << laid.context
@@ -118,7 +194,7 @@ void check(const CheckOptions& given, Call& call) {
   Sources sources;
   Recipe recipe = load_valid_recipe(options.path, options.sets, sources);
   Problems faults(sources);
-  faults.gather("", [&] { check_layout(recipe, given.ranks); });
+  faults.gather("", [&] { check_layout(recipe, given.ranks, given.json); });
   faults.gather("", [&] {
     if (!recipe.run.machine.empty()) load_machine(recipe.run.machine);  // what is wrong with it
   });
@@ -133,6 +209,13 @@ void check(const CheckOptions& given, Call& call) {
   const ResolvedRun run = resolve_alone(recipe, available);
   const RunPlan& plan = run.plan;
   recipe.train.micro_batch = plan.micro_batch;
+  if (given.json) {
+    CheckReport report = report_of(recipe, plan, opened, available);
+    report.warnings = warnings_of(recipe, given.ranks, available);
+    print_json(report);
+    if (!report.ok) call.code = static_cast<int>(ExitClass::kResource);
+    return;
+  }
   const ModelCosts costs = costs_of(recipe.model);
   std::cout << "model  " << costs.params() << " parameters, " << costs.active_params()
             << " active, " << short_number(costs.flops_per_token(recipe.data.sequence))
@@ -162,6 +245,18 @@ void check(const CheckOptions& given, Call& call) {
   std::cout << "ok\n";
 }
 
+void check_as_json(const CheckOptions& options, Call& call) {
+  try {
+    check(options, call);
+  } catch (const Error& error) {
+    CheckReport report;
+    std::istringstream lines(without_secrets(error.what()));
+    for (std::string line; std::getline(lines, line);) report.faults.push_back(one_line(line));
+    print_json(report);
+    call.code = static_cast<int>(error.exit_class());
+  }
+}
+
 }  // namespace
 
 void add_check(CLI::App& app, Call& call) {
@@ -172,11 +267,13 @@ void add_check(CLI::App& app, Call& call) {
   verb->add_option("--ranks", options->ranks,
                    "ranks that the layout must fit and a machine must bear; default: the fewest")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  verb->add_flag("--json", options->json, "print one line of JSON, also of what is wrong");
   verb->footer(
       "Example: troupe check recipes/quickstart.yaml\n"
       "         troupe check recipes/mixtral_8x7b.yaml --ranks 16 --set parallel.tensor=4\n"
       "Exit: 2 for the recipe, 3 for the data, 7 for too little memory.");
-  verb->callback([options, &call] { check(*options, call); });
+  verb->callback(
+      [options, &call] { options->json ? check_as_json(*options, call) : check(*options, call); });
 }
 
 }  // namespace troupe

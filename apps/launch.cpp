@@ -20,6 +20,7 @@
 
 #include "apps/join_check.h"
 #include "apps/local_ranks.h"
+#include "apps/print.h"
 #include "apps/torch_lines.h"
 #include "apps/train_options.h"
 #include "apps/verbs.h"
@@ -51,7 +52,7 @@ constexpr const char* kStopped = "asked to stop before the run had begun";
 
 struct LaunchOptions {
   int ranks = 0, min_ranks = 0, max_restarts = 0, port = 0;  // min_ranks 0: as `ranks`
-  bool quiet = false;
+  bool quiet = false, json = false;
   JoinCheck check;
   std::vector<std::string> command;
 };
@@ -232,6 +233,31 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses,
   return out;
 }
 
+// What --json prints: how each attempt ended, the last one at the end.
+struct LaunchReport {
+  struct Attempt {
+    int64_t ranks = 0, code = 0;
+    double seconds = 0;
+    std::string end = "";  // "done", "stopped", or which rank ended how
+    static void visit(auto& a, auto&& f) {
+      f("ranks", a.ranks);
+      f("code", a.code);
+      f("seconds", a.seconds);
+      f("end", a.end);
+    }
+  };
+  std::string run = "";  // its folder
+  int64_t code = 0;
+  int64_t step = 0;  // of the newest checkpoint
+  std::vector<Attempt> attempts = {};
+  static void visit(auto& r, auto&& f) {
+    f("run", r.run);
+    f("code", r.code);
+    f("step", r.step);
+    f("attempts", r.attempts);
+  }
+};
+
 class Launcher {
  public:
   // `fits`: whether so many ranks can hold the run. Where no run is begun, `recipe` is empty.
@@ -259,6 +285,12 @@ class Launcher {
       const auto before = exit_file();
       const AttemptEnd end = once(attempt);
       const int code = end.code();
+      attempts_.push_back({.ranks = ranks(),
+                           .code = code,
+                           .seconds = seconds_between(end.begin, steady_clock::now()),
+                           .end = code != 0           ? end.description()
+                                  : end.asked_to_stop ? "stopped"
+                                                      : "done"});
       if (code == 0) {
         if (end.obeyed()) log_.info(kStopped);
       } else {
@@ -286,6 +318,13 @@ class Launcher {
                    std::to_string(end.cause().rank));
       ends.clear();
     }
+  }
+
+  LaunchReport report() const {  // after go()
+    return {.run = run_,
+            .code = attempts_.back().code,
+            .step = run_.empty() ? 0 : newest_step(),
+            .attempts = attempts_};
   }
 
  private:
@@ -421,6 +460,7 @@ class Launcher {
   const std::chrono::nanoseconds silence_;
   const std::function<bool(int)> fits_;
   std::vector<int> devices_;  // of each rank
+  std::vector<LaunchReport::Attempt> attempts_;
   std::optional<Pulses> pulses_;
   Waiter waiter_;  // before the store's threads
   StoreServer store_;
@@ -468,7 +508,10 @@ int run_ranks(const LaunchOptions& options, const std::vector<std::string>& word
   // PyTorch's store tries again for minutes where it is refused one.
   require_open_files(kStoreFiles + kRankFiles * options.ranks);
   const TorchLines lines(log_of(options));
-  return Launcher(options, words, recipe, fits).go();
+  Launcher launcher(options, words, recipe, fits);
+  const int code = launcher.go();
+  if (options.json) print_json(launcher.report());
+  return code;
 }
 
 void launch(const LaunchOptions& options, Call& call) {
@@ -517,6 +560,8 @@ void add_launch(CLI::App& app, Call& call) {
   verb->add_option("--port", options->port, "port of the rendezvous; default: any free port")
       ->check(CLI::Range(1, 65535));
   verb->add_flag("--quiet", options->quiet, "log failures only");
+  verb->add_flag("--json", options->json,
+                 "at the end print one line of JSON: how each attempt ended");
   options->check.add_to(*verb);
   verb->add_option("command", options->command,
                    "after \"--\": train with its arguments, or bench machine; without -n any "

@@ -13,6 +13,8 @@
 #include "troupe/core/check.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/file/publish.h"
+#include "troupe/core/text/shell_word.h"
+#include "troupe/core/text/wrap.h"
 #include "troupe/schedule/text.h"
 #include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/forecast/find_layouts.h"
@@ -232,30 +234,7 @@ std::string part_of_step(const LayoutForecast& f) {
   return percent(f.rank.*kPart / f.step_seconds);
 }
 
-template <int64_t ParallelConfig::*kAxis>
-std::string ranks_of_axis(const LayoutForecast& f) {
-  return std::to_string(f.parallel.*kAxis);
-}
-
 constexpr Column kColumns[] = {
-    {"tensor", 6, ranks_of_axis<&ParallelConfig::tensor>},
-    {"context", 7, ranks_of_axis<&ParallelConfig::context>},
-    {"pipeline", 8, ranks_of_axis<&ParallelConfig::pipeline>},
-    {"schedule", 11,
-     [](const LayoutForecast& f) {
-       return f.parallel.pipeline > 1 ? to_text(f.parallel.schedule) : "-";
-     }},
-    {"virtual", 7, ranks_of_axis<&ParallelConfig::virtual_stages>},
-    {"expert", 6, ranks_of_axis<&ParallelConfig::expert>},
-    {"expert_tensor", 13, ranks_of_axis<&ParallelConfig::expert_tensor>},
-    {"shard", 5,
-     [](const LayoutForecast& f) {
-       const bool kept = f.parallel.shard == ShardKind::kFull && !f.parallel.reshard;
-       return to_text(f.parallel.shard) + (kept ? "*" : "");
-     }},
-    {"shard_ranks", 11,
-     [](const LayoutForecast& f) { return std::to_string(mesh_of(f).shape().shard); }},
-    {"micro_batch", 11, [](const LayoutForecast& f) { return std::to_string(f.micro_batch); }},
     {"step", 9, [](const LayoutForecast& f) { return seconds_text(f.step_seconds); }},
     {"MFU", 6, [](const LayoutForecast& f) { return percent(f.mfu); }},
     {"rows", 6, part_of_step<&RankTimeline::exchange>},
@@ -264,25 +243,67 @@ constexpr Column kColumns[] = {
     {"idle", 6, part_of_step<&RankTimeline::bubble>},
     {"GiB", 7, [](const LayoutForecast& f) { return in_gib(f.rank.peak.total()); }}};
 
-void print_choice(const std::vector<LayoutForecast>& all, size_t chosen) {
+constexpr int kLineWidth = 120;
+
+// "--set 'parallel={expert: 2, shard: zero1, shard_ranks: 4}' --set train.micro_batch=2": gives a
+// run this layout. Where it is longer than a line of kLineWidth, it continues as in a shell.
+std::string set_lines(const LayoutForecast& f) {
+  constexpr size_t kIndent = 5, kContinues = 2;
+  const ParallelConfig& c = f.parallel;
+  std::string axes = "tensor: " + std::to_string(c.tensor) +
+                     ", context: " + std::to_string(c.context) +
+                     ", pipeline: " + std::to_string(c.pipeline);
+  if (c.pipeline > 1) {
+    axes += ", schedule: " + to_text(c.schedule) + ", virtual: " + std::to_string(c.virtual_stages);
+  }
+  std::string rest = "expert: " + std::to_string(c.expert) +
+                     ", expert_tensor: " + std::to_string(c.expert_tensor) +
+                     ", shard: " + to_text(c.shard);
+  if (c.shard == ShardKind::kFull && !c.reshard) rest += ", reshard: false";
+  if (c.shard != ShardKind::kNone) {
+    rest += ", shard_ranks: " + std::to_string(mesh_of(f).shape().shard);
+  }
+  std::string out, line(kIndent, ' ');
+  for (const std::string& set : {"parallel={" + axes + "}", "parallel={" + rest + "}",
+                                 "train.micro_batch=" + std::to_string(f.micro_batch)}) {
+    const std::string word = "--set " + shell_word(set);
+    if (line.size() > kIndent && line.size() + word.size() + kContinues > size_t{kLineWidth}) {
+      out += line + "\\\n";
+      line.assign(kIndent, ' ');
+    }
+    line += word + ' ';
+  }
+  line.pop_back();
+  return out + line;
+}
+
+void print_wrapped(const std::string& text) {
+  constexpr int kIndent = 2;
+  print_text("%s\n", wrapped(text, kLineWidth, kIndent).c_str());
+}
+
+void print_choice(const std::vector<LayoutForecast>& all, size_t chosen, const std::string& why) {
   constexpr size_t kRows = 10;
+  print_text("row ");
   for (const Column& c : kColumns) print_text("%*s ", c.width, c.name);
   print_text(" loses most by\n");
   const auto row = [&](size_t i) {
+    print_text("%3s ", std::to_string(i + 1).c_str());
     for (const Column& c : kColumns) print_text("%*s ", c.width, c.value(all[i]).c_str());
-    print_text(" %s%s\n", loss_beside(all.front(), all[i]).c_str(),
-               i == chosen ? " <- a run takes it" : "");
+    print_text(" %s%s\n%s\n", loss_beside(all.front(), all[i]).c_str(),
+               i == chosen ? " <- a run takes it" : "", set_lines(all[i]).c_str());
   };
   for (size_t i = 0; i < std::min(all.size(), kRows); ++i) row(i);
   if (chosen >= kRows) row(chosen);
-  print_text(
+  if (!why.empty()) {
+    print_wrapped("a run takes row " + std::to_string(chosen + 1) + ": " + why);
+  }
+  print_wrapped(
       "rows, tokens, state, idle: of the step, waiting for rows of experts, tokens and keys of "
-      "ranks that share a microbatch, gathers and sums, other stages%s\n",
-      std::ranges::any_of(all, [](const LayoutForecast& f) { return !f.parallel.reshard; })
-          ? "; full*: reshard false"
-          : "");
+      "ranks "
+      "that share a microbatch, gathers and sums, other stages");
   if (all.size() > 1) {
-    print_text("the first beats the second by %s\n", why_faster(all[0], all[1]).c_str());
+    print_wrapped("the first beats the second by " + why_faster(all[0], all[1]));
   }
 }
 
@@ -372,7 +393,7 @@ bool print_choices(const LayoutOptions& options, const Recipe& recipe, const Mac
     return false;
   }
   const size_t chosen = chosen_of(search.fit, recipe.parallel, ranks);
-  print_choice(search.fit, chosen);
+  print_choice(search.fit, chosen, why_not_first(search.fit, chosen, recipe.parallel, ranks));
   print_stages(report_of(search.fit[chosen], ranks.memory));
   return true;
 }

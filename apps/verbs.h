@@ -33,6 +33,7 @@ void add_plan(CLI::App& app, Call& call);
 void add_report(CLI::App& app, Call& call);
 void add_selftest(CLI::App& app, Call& call);
 void add_status(CLI::App& app, Call& call);
+void add_sweep(CLI::App& app, Call& call);
 void add_tokenizer(CLI::App& app, Call& call);
 void add_train(CLI::App& app, Call& call);
 
@@ -41,9 +42,10 @@ struct Verb {
   void (*add)(CLI::App& app, Call& call);
 };
 inline constexpr Verb kVerbs[] = {{"train", add_train},         {"launch", add_launch},
-                                  {"check", add_check},         {"generate", add_generate},
-                                  {"eval", add_eval},           {"report", add_report},
-                                  {"status", add_status},       {"config", add_config},
+                                  {"sweep", add_sweep},         {"check", add_check},
+                                  {"generate", add_generate},   {"eval", add_eval},
+                                  {"report", add_report},       {"status", add_status},
+             {"config", add_config},
                                   {"plan", add_plan},           {"bench", add_bench},
                                   {"convert", add_convert},     {"data", add_data},
                                   {"tokenizer", add_tokenizer}, {"import", add_import},

@@ -289,6 +289,9 @@ class Guides(unittest.TestCase):
     def test_run_many_ranks(self):
         self.page_runs("docs/guide/many_ranks.md")
 
+    def test_run_sweeps(self):
+        self.page_runs("docs/guide/sweeps.md")
+
     def test_run_bring_along(self):
         self.page_runs("docs/guide/bring_along.md")
 

@@ -1,5 +1,6 @@
 """`troupe launch`: several ranks of one run on this machine, ranks that are killed or wrong, starts
 again, signals. Rows of docs/reference/RELIABILITY.md."""
+import json
 import os
 import pathlib
 import re
@@ -59,6 +60,17 @@ class TroupeLaunch(NanoRun):
         self.assertEqual(sorted(two), list(range(1, 21)))
         for step, loss in one.items():
             self.assertAlmostEqual(float(loss), float(two[step]), delta=1e-5)
+
+    def test_as_json_each_attempt_is_told(self):
+        told = json.loads(self.troupe(*self.words(options=["--json"])).stdout)
+        self.assertEqual((told["run"], told["code"], told["step"]), ("run", 0, 20))
+        self.assertEqual([(a["ranks"], a["code"], a["end"]) for a in told["attempts"]], [(2, 0, "done")])
+        words = self.words("checkpoint.dir=lost", options=["--json", "--max-restarts", "1"])
+        told = json.loads(self.troupe(*words, code=6, TROUPE_FAULT="forward.1@1:7=kill").stdout)
+        self.assertEqual((told["code"], len(told["attempts"])), (6, 2))
+        for attempt in told["attempts"]:
+            self.assertIn("rank 1 of 2 was ended by SIGKILL", attempt["end"])
+            self.assertGreater(attempt["seconds"], 0)
 
     def test_F84_F87_a_killed_rank_is_named_and_ends_all(self):
         begin = time.monotonic()

@@ -30,6 +30,25 @@ class TroupeRecipeFaults(NanoRun):
         with self.work_below(10):
             return self.troupe("check", "bad.yaml", code=code).stderr
 
+    def test_check_as_json_has_the_numbers_or_all_faults(self):
+        told = json.loads(self.troupe("check", "nano.yaml", "--assume-memory", "4GiB", "--json").stdout)
+        self.assertEqual((told["ok"], told["faults"], told["warnings"]), (True, [], []))
+        text = self.troupe("check", "nano.yaml", "--assume-memory", "4GiB").stdout
+        self.assertIn(f"model  {told['params']} parameters, {told['active_params']} active", text)
+        self.assertIn(f"run    {told['steps']} steps, {told['tokens']} tokens", text)
+        self.assertIn(f"data   {told['data'][0]['name']}: {told['data'][0]['tokens']} tokens", text)
+        small = json.loads(self.troupe("check", "nano.yaml", "--assume-memory", "1MiB", "--json", code=7).stdout)
+        self.assertFalse(small["ok"])
+        self.assertGreater(small["memory"], small["available"])
+        self.assertIn("7006", small["warnings"][0])
+        words = "check", "nano.yaml", "--set", "model.widht=3", "--set", "train.steps=many"
+        said = self.troupe(*words, code=2).stderr
+        out = self.troupe(*words, "--json", code=2)
+        told = json.loads(out.stdout)
+        self.assertEqual((told["ok"], out.stderr), (False, ""))
+        self.assertEqual(told["faults"], said.splitlines())
+        self.assertEqual(len(told["faults"]), 2)
+
     def test_F76_bad_yaml_is_told_with_line_and_column(self):
         for text, what in [("model: {layers: 2\n", "bad.yaml:1:"), ("model:\n\tlayers: 2\n", "bad.yaml:2:"),
                            ("train: {steps: 2, steps: 3}\n", "E2002"), ("a: 'b\n", "bad.yaml:"),

@@ -6,6 +6,7 @@ import os
 import pathlib
 import pty
 import re
+import shlex
 import shutil
 import signal
 import stat
@@ -306,6 +307,23 @@ class TroupeRuns(unittest.TestCase):
         text = self.troupe(*words, 4, "--choose").stdout
         self.assertRegex(text, r"^\d+ layouts simulated, \d+ more costed without lists, in ")
         self.assertRegex(text, r"<- a run takes it\n")
+        self.assertLessEqual(max(map(len, text.splitlines())), 120)
+        layouts = re.findall(r"(?m)^ *(\d+) .*%.*\n((?:     --set .*\n)+)", text)
+        self.assertEqual([row for row, _ in layouts[:3]], ["1", "2", "3"])
+        self.assertEqual(len(layouts), text.count("parallel={tensor: "))
+        # Pasted, a row's line gives that layout.
+        for (_, line), want in list(zip(layouts, chosen))[:4]:
+            given = shlex.split(line.replace("\\\n", " "))
+            told = json.loads(self.troupe(*words, 4, *given, "--json").stdout)
+            self.assertAlmostEqual(told["step_seconds"], want["step_seconds"], delta=.05 * want["step_seconds"])
+            for key in ("tensor", "context", "pipeline", "expert", "expert_tensor", "shard"):
+                self.assertEqual(told["parallel"][key], want["parallel"][key], key)
+        # And why a run takes the one that it takes.
+        (taken,) = re.findall(r"(?m)^ *(\d+) .*<- a run takes it$", text)
+        why = re.findall(r"(?m)^a run takes row (\d+): (.*)", text)
+        self.assertEqual([row for row, _ in why], [taken] if taken != "1" else [])
+        if why:
+            self.assertRegex(why[0][1], r"^(those before row \d+ use more of tensor|it is within 2 % of row \d+, and simpler: )")
         self.assertRegex(text, r"the first beats the second by [\d.]+ ms a step")
         staged = self.troupe(*words, 4, "--choose", "--set", "parallel.pipeline=2").stdout
         self.assertRegex(staged, r"rank +GiB +idle +units")
@@ -539,6 +557,20 @@ class TroupeRuns(unittest.TestCase):
         out = self.troupe("doctor", ".", "--recipe", "nano.yaml", "--set", "model.moe.bias=true").stdout
         self.assertRegex(out, r"\n(ok  |warn)  experts: .*experts are not plain SwiGLU without biases")
         self.assertIn("no field", self.troupe("doctor", "--recipe", "nano.yaml", "--set", "no=1", code=2).stderr)
+
+    def test_doctor_as_json_says_what_the_lines_say(self):
+        words = "doctor", ".", "--recipe", "nano.yaml", "--ranks", "2"
+        lines = self.troupe(*words).stdout.splitlines()
+        told = json.loads(self.troupe(*words, "--json").stdout)
+        self.assertTrue(told["ok"])
+        self.assertEqual(len(told["findings"]), len(lines))
+        for finding, line in zip(told["findings"], lines):
+            self.assertTrue(line.startswith(f"{finding['verdict']:<6}{finding['what']}: "), line)
+        told = json.loads(self.troupe("doctor", "/proc/runs", "--json", code=7).stdout)
+        self.assertFalse(told["ok"])
+        (failed,) = [f for f in told["findings"] if f["verdict"] == "fail"]
+        self.assertEqual(failed["what"], "disk of /proc/runs")
+        self.assertTrue(failed["cure"])
         out = self.troupe("selftest", "--device", "cpu", "--quiet")
         self.assertRegex(out.stdout, r"^selftest OK: 7 checks on cpu, [\d.]+ s\n$")
 

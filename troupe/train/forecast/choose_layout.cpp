@@ -54,6 +54,24 @@ auto moving_parts(const LayoutForecast& f) {
   return std::tuple(kind, in_blocks(f), c.expert, c.virtual_stages, -f.micro_batch);
 }
 
+// What makes `f` simpler than `other`: the first of moving_parts(), or of the axes, that differs.
+std::string simpler_by(const LayoutForecast& f, const LayoutForecast& other) {
+  const ParallelConfig &a = f.parallel, &b = other.parallel;
+  if (a.shard != b.shard) return "shard " + to_text(a.shard) + ", not " + to_text(b.shard);
+  if (in_blocks(f) != in_blocks(other)) return "sharded over all ranks, not over a host's";
+  const auto fewer = [](const std::string& what, int64_t mine, int64_t others) {
+    return what + ' ' + std::to_string(mine) + ", not " + std::to_string(others);
+  };
+  if (a.expert != b.expert) return fewer("expert", a.expert, b.expert);
+  if (a.virtual_stages != b.virtual_stages) {
+    return fewer("virtual", a.virtual_stages, b.virtual_stages);
+  }
+  if (f.micro_batch != other.micro_batch) {
+    return fewer("micro_batch", f.micro_batch, other.micro_batch);
+  }
+  return "fewer axes";
+}
+
 // One of each kind of layer, MTP modules' among them.
 std::vector<LayerWidths> widths_of(const ModelConfig& m) {
   std::vector<LayerWidths> out;
@@ -210,6 +228,30 @@ size_t chosen_of(const std::vector<LayoutForecast>& fit, const ParallelConfig& g
     if (parts(fit[i]) < parts(fit[out])) out = i;
   }
   return out;
+}
+
+std::string why_not_first(const std::vector<LayoutForecast>& fit, size_t chosen,
+                          const ParallelConfig& given, const RanksAtHand& ranks) {
+  const LayoutForecast& taken = fit[chosen];
+  const int axes = axes_of(taken, given);
+  const auto fastest =
+      std::ranges::find_if(fit, [&](const LayoutForecast& f) { return axes_of(f, given) <= axes; });
+  const double gain = fastest->step_seconds / fit.front().step_seconds - 1;
+  std::string out;
+  if (fastest != fit.begin()) {
+    const bool hosts = ranks.on_gpu && ranks.world > ranks.per_host;
+    out = "those before row " + std::to_string(fastest - fit.begin() + 1) +
+          " use more of tensor, context, pipeline and expert_tensor and are at most " +
+          fixed(100 * gain, 1) + " % faster; " +
+          (hosts ? "over several hosts each further axis must save " +
+                       fixed(100 * (kWorthAnAxis - 1), 0) + " %"
+                 : "on one host a run uses another axis only where nothing fits without it");
+  }
+  if (&taken == &*fastest) return out;
+  if (!out.empty()) out += ". ";
+  return out + "it is within " + fixed(100 * (kAlike - 1), 0) + " % of row " +
+         std::to_string(fastest - fit.begin() + 1) +
+         ", and simpler: " + simpler_by(taken, *fastest);
 }
 
 std::string why_faster(const LayoutForecast& best, const LayoutForecast& next) {

@@ -60,6 +60,11 @@ LayoutChoice choose_layout(const Recipe& recipe, const RanksAtHand& ranks, const
 size_t chosen_of(const std::vector<LayoutForecast>& fit, const ParallelConfig& given,
                  const RanksAtHand& ranks);
 
+// Why that is not the first, by the rules of choose_layout(); empty where it is. Rows are counted
+// from 1.
+std::string why_not_first(const std::vector<LayoutForecast>& fit, size_t chosen,
+                          const ParallelConfig& given, const RanksAtHand& ranks);
+
 // "no layout of 8 ranks fits: the fullest rank of the best (zero1, stages over 4) wants 92.0
 // of 72.0 GiB, 41.0 of them activations; train.recompute="1" makes it 66.0". `least`: of all
 // layouts the one with the least memory.

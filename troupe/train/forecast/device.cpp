@@ -44,6 +44,11 @@ c10::Device device_of(DeviceKind kind, int64_t local_rank) {
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
 }
 
+int64_t gpus_for(DeviceKind kind) {
+  const c10::Device first = device_of(kind);
+  return first.is_cpu() ? 0 : c10::impl::VirtualGuardImpl(first.type()).deviceCount();
+}
+
 c10::Device device_of_rank(const Recipe& recipe, int64_t local_rank) {
   const c10::Device own = device_of(recipe.run.device, local_rank);
   const CommBackend backend = recipe.parallel.backend;
@@ -53,7 +58,7 @@ c10::Device device_of_rank(const Recipe& recipe, int64_t local_rank) {
          "nccl moves tensors between GPUs, and no CUDA device with a driver is here: take auto or "
          "gloo");
   }
-  const int64_t there = c10::impl::VirtualGuardImpl(own.type()).deviceCount();
+  const int64_t there = gpus_for(recipe.run.device);
   if (local_rank < there) return with_code(own);
   if (backend == CommBackend::kGloo) {
     return with_code(device_of(recipe.run.device, local_rank % there));

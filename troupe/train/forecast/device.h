@@ -18,6 +18,10 @@ c10::Device device_of(DeviceKind kind, int64_t local_rank = 0);
 // up there has no code.
 c10::Device device_of_rank(const Recipe& recipe, int64_t local_rank);
 
+// The GPUs that processes started here see; 0 where a run of that kind computes on the CPU. E7101 as
+// device_of().
+int64_t gpus_for(DeviceKind kind);
+
 // What a start and `troupe check` warn of where GPUs are here and the build has code for none
 // (`why` is why_no_gpu_code() of ops/support/cuda_plugin.h), and for run.device: cuda where none is
 // here; empty otherwise, and for run.device: cpu.

@@ -9,6 +9,7 @@
 
 #include "troupe/core/config/json.h"
 #include "troupe/core/file/file.h"
+#include "troupe/core/text/median.h"
 #include "troupe/core/text/text.h"
 #include "troupe/core/text/utf8.h"
 
@@ -220,6 +221,15 @@ int64_t RunLog::kills() const {
   if (sessions.empty()) return 0;
   return std::count_if(sessions.begin(), std::prev(sessions.end()),
                        [](const Session& s) { return !s.ended; });
+}
+
+double RunLog::usual(const std::string& name) const {
+  const auto found = series.find(name);
+  if (found == series.end() || found->second.empty()) return NAN;
+  std::vector<double> values;
+  for (const auto& [step, value] : found->second) values.push_back(value);
+  values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
+  return median(values);
 }
 
 double RunLog::bytes_per_token() const {

@@ -57,6 +57,9 @@ struct RunLog {
 
   double seconds() const;  // that sessions lasted; NaN: no line has a time
   int64_t kills() const;   // sessions, besides the last, that end without a word
+  // The median of a series over the second half of the steps that logged it, past warming up; NaN:
+  // none did.
+  double usual(const std::string& name) const;
   // From the first evaluated set; NaN: no evaluation knows it.
   double bytes_per_token() const;
 };

@@ -3,23 +3,12 @@
 #include <cmath>
 #include <vector>
 
-#include "troupe/core/text/median.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/observe/step_line.h"
 #include "troupe/train/report/layout_picture.h"
 
 namespace troupe {
 namespace {
-
-// The median over the second half of the steps that logged the value; NaN if none did.
-double usual(const RunLog& log, const std::string& name) {
-  const auto found = log.series.find(name);
-  if (found == log.series.end() || found->second.empty()) return NAN;
-  std::vector<double> values;
-  for (const auto& [step, value] : found->second) values.push_back(value);
-  values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return median(values);
-}
 
 double largest(const RunLog& log, const std::string& name) {
   const auto found = log.series.find(name);
@@ -52,12 +41,12 @@ Markup forecast_section(const Recipe& recipe, int64_t ranks, const Machine& mach
   Markup os;
   os << "<div class=\"wide\"><table><tr><th>" << ranks << " ranks of " << machine.name
      << "</th><th>forecast</th><th>measured</th><th>of it</th></tr>\n";
-  row(os, "a step", f.step_seconds, usual(log, "step_s"), seconds_text);
+  row(os, "a step", f.step_seconds, log.usual("step_s"), seconds_text);
   row(os, "forward, backward and what they wait for",
       f.rank.compute + f.rank.exchange + f.rank.exposed + f.rank.bubble,
-      usual(log, "forward_s") + usual(log, "backward_s"), seconds_text);
-  row(os, "update", f.rank.update, usual(log, "update_s"), seconds_text);
-  row(os, "tokens a second", f.tokens_per_second, usual(log, "tokens_s"), short_number);
+      log.usual("forward_s") + log.usual("backward_s"), seconds_text);
+  row(os, "update", f.rank.update, log.usual("update_s"), seconds_text);
+  row(os, "tokens a second", f.tokens_per_second, log.usual("tokens_s"), short_number);
   row(os, "memory of a rank", f.rank.peak.total(),
       largest(log, machine.gpu ? "memory_peak" : "rss"), gib);
   os << "</table></div>\n" << layout_picture(f);

@@ -6,7 +6,6 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/config/yaml.h"
-#include "troupe/core/text/median.h"
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/step_line.h"
 #include "troupe/train/report/report_parts.h"
@@ -37,15 +36,11 @@ std::string steps(const RunLog& log) {
   return std::to_string(loss->second.rbegin()->first);
 }
 
-// The median of the second half: past warming up.
 std::string speed(const RunLog& log) {
-  const auto found = log.series.find("tokens_s");
-  if (found == log.series.end() || found->second.empty()) return "";
-  std::vector<double> values;
-  for (const auto& [step, value] : found->second) values.push_back(value);
-  values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
+  const double rate = log.usual("tokens_s");
+  if (std::isnan(rate)) return "";
   const bool forced = log.series.contains("forced");  // R3
-  return short_number(median(values)) +
+  return short_number(rate) +
          (forced ? " tokens/s, FORCED routing: no training speed" : " tokens/s");
 }
 

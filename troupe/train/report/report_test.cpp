@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "troupe/core/file/file.h"
 #include "troupe/core/text/text.h"
@@ -35,6 +36,13 @@ TEST(Report, F133_AResumedRunHasOneCurve) {
   EXPECT_EQ(log.experts[0].layers.at(0), (std::vector<double>{0.5, 1.5}));
   ASSERT_EQ(log.samples.size(), 1u);
   EXPECT_EQ(log.events.size(), 3u);  // start, no word of its end, resume
+}
+
+TEST(Report, TheUsualRateIsTheMedianOfTheSecondHalf) {
+  RunLog log;
+  log.series["tokens_s"] = {{1, 10}, {2, 900}, {3, 1000}, {4, 2000}, {5, 1500}};
+  EXPECT_EQ(log.usual("tokens_s"), 1500);  // of 1000, 2000 and 1500
+  EXPECT_TRUE(std::isnan(log.usual("step_s")));
 }
 
 TEST(Report, IsOnePageWithoutOutsideReferences) {
