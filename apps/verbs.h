@@ -41,16 +41,13 @@ struct Verb {
   std::string_view name;
   void (*add)(CLI::App& app, Call& call);
 };
-inline constexpr Verb kVerbs[] = {{"train", add_train},         {"launch", add_launch},
-                                  {"sweep", add_sweep},         {"check", add_check},
-                                  {"generate", add_generate},   {"eval", add_eval},
-                                  {"report", add_report},       {"status", add_status},
-             {"config", add_config},
-                                  {"plan", add_plan},           {"bench", add_bench},
-                                  {"convert", add_convert},     {"data", add_data},
-                                  {"tokenizer", add_tokenizer}, {"import", add_import},
-                                  {"export", add_export},       {"inspect", add_inspect},
-                                  {"diff", add_diff},           {"doctor", add_doctor},
-                                  {"selftest", add_selftest},   {"completion", add_completion}};
+inline constexpr Verb kVerbs[] = {
+    {"train", add_train},   {"launch", add_launch},       {"sweep", add_sweep},
+    {"check", add_check},   {"generate", add_generate},   {"eval", add_eval},
+    {"report", add_report}, {"status", add_status},       {"config", add_config},
+    {"plan", add_plan},     {"bench", add_bench},         {"convert", add_convert},
+    {"data", add_data},     {"tokenizer", add_tokenizer}, {"import", add_import},
+    {"export", add_export}, {"inspect", add_inspect},     {"diff", add_diff},
+    {"doctor", add_doctor}, {"selftest", add_selftest},   {"completion", add_completion}};
 
 }  // namespace troupe
