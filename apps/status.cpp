@@ -1,10 +1,10 @@
 // troupe status: how runs stand, for a person and for a script that watches them.
-#include <chrono>
 #include <iostream>
 #include <memory>
 
 #include "apps/print.h"
 #include "apps/verbs.h"
+#include "troupe/core/unix_seconds.h"
 #include "troupe/train/observe/run_status.h"
 
 namespace troupe {
@@ -21,8 +21,7 @@ struct RunStatuses {
 };
 
 void print_status(const StatusVerb& verb, Call& call) {
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  const double now = std::chrono::duration<double>(since).count();
+  const double now = unix_seconds();
   RunStatuses all;
   for (const std::string& folder : verb.folders) {
     for (const std::string& run : runs_of(folder)) all.runs.push_back(run_status(run, now));
