@@ -25,6 +25,7 @@
 #include "troupe/train/recipe/load_recipe.h"
 #include "troupe/train/recipe/problems.h"
 #include "troupe/train/run/open_data.h"
+#include "troupe/train/run/open_teacher.h"
 #include "troupe/train/run/trained_model.h"
 
 namespace troupe {
@@ -199,6 +200,9 @@ void check(const CheckOptions& given, Call& call) {
     if (!recipe.run.machine.empty()) load_machine(recipe.run.machine);  // what is wrong with it
   });
   faults.gather("", [&] { check_folder(recipe.checkpoint.dir); });
+  faults.gather("train.teacher", [&] {
+    if (recipe.train.teacher) teacher_folder(recipe);
+  });
   faults.gather("checkpoint.init_from", [&] { check_init(recipe.checkpoint); });
   OpenedData opened;
   const Log log({stderr_sink()}, Level::kWarning);

@@ -10,10 +10,11 @@
 #include <limits>
 #include <memory>
 
-#include "apps/models/whole_model.h"
+#include "apps/models/sample_ids.h"
 #include "troupe/checkpoint/files/reader.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
 #include "troupe/nn/model/model.h"
+#include "troupe/train/run/whole_model.h"
 
 namespace troupe {
 namespace {

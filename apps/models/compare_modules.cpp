@@ -10,7 +10,7 @@
 #include <map>
 #include <memory>
 
-#include "apps/models/whole_model.h"
+#include "apps/models/sample_ids.h"
 #include "troupe/checkpoint/files/safetensors.h"
 #include "troupe/checkpoint/folder/find_resume.h"
 #include "troupe/checkpoint/hf/hf_modules.h"
@@ -20,6 +20,7 @@
 #include "troupe/nn/model/model.h"
 #include "troupe/nn/model/module_outputs.h"
 #include "troupe/train/recipe/recipe.h"
+#include "troupe/train/run/whole_model.h"
 
 namespace troupe {
 namespace {

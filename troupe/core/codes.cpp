@@ -73,8 +73,8 @@ std::string_view explain(Code code) {
       return "A shard of an MDS data set is damaged: its size or hash is not what index.json "
              "says, or an offset in it points elsewhere. Copy the shard again.";
     case Code::kOtherTokenizer:
-      return "The data was made with another tokenizer than the recipe's. The ids mean other "
-             "words: build the data again, or name the tokenizer that made it.";
+      return "The data, or a teacher, was made with another tokenizer than the recipe's. The ids "
+             "mean other words: build the data again, or name the tokenizer that made it.";
     case Code::kOutputExists:
       return "The output is there already, or another process is making it. Nothing is "
              "overwritten: choose another name, delete the old files, or set `replace: true`.";

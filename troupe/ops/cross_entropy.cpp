@@ -5,13 +5,16 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/topk.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "troupe/kernels/cross_entropy/cross_entropy.h"
 #include "troupe/ops/support/arg_check.h"
@@ -128,9 +131,10 @@ Two cross_entropy_op(const CrossEntropyArgs& a) {
   return out;
 }
 
-// The sum of the losses, lse, and the gradients of that sum: empty where `wanted` is false.
+// The sum of the losses, lse, and the gradients of that sum: empty where `wanted` is false. Beside a
+// teacher `loss` is the loss without it, and `kl` the sum of divergences.
 struct Head {
-  at::Tensor loss, lse, grad_x, grad_weight;
+  at::Tensor loss, lse, grad_x, grad_weight, kl = {};
 };
 
 struct Wanted {
@@ -150,15 +154,84 @@ void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, at::
   }
 }
 
-Head head_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& target,
-                 const CrossEntropyOptions& o, int64_t chunk, Wanted wanted) {
+struct HeadInput {
+  const at::Tensor& x;       // [T, D]
+  const at::Tensor& weight;  // [V, D]
+  const at::Tensor& target;  // [T]
+};
+
+// Tokens of the head: their logits, which make room for the gradient of their loss.
+struct Chunk {
+  at::Tensor logits, target, lse;
+  Optional weight;
+
+  Chunk rows(int64_t from, int64_t n) const {
+    return {logits.narrow(0, from, n), target.narrow(0, from, n), lse.narrow(0, from, n),
+            weight ? Optional(weight->narrow(0, from, n)) : Optional()};
+  }
+  void to_gradient(const CrossEntropyOptions& o) const {
+    const at::Tensor one = at::ones({1}, lse.options()).expand({logits.size(0)});
+    gradient_into(logits, {one, logits, target, lse, weight, o.z_loss, o.ignore});
+  }
+};
+
+// KL(p || q) of each token, and the gradient of temperature^2 KL for its logits.
+struct Divergence {
+  at::Tensor kl_T, grad_TV;
+};
+
+Divergence divergence(const at::Tensor& logits, const at::Tensor& teacher, const SoftTargets& soft,
+                      at::ScalarType wide) {
+  check_sizes(teacher, {logits.size(0), logits.size(1)}, "taught_cross_entropy: teacher");
+  at::Tensor shown = teacher.to(wide);
+  if (soft.top > 0 && soft.top < logits.size(1)) {
+    const at::Tensor best = std::get<0>(at::topk(shown, soft.top, 1));
+    shown = shown.masked_fill(shown < best.narrow(1, soft.top - 1, 1),
+                              -std::numeric_limits<double>::infinity());
+  }
+  const at::Tensor log_p = at::log_softmax(shown / soft.temperature, 1), p = log_p.exp();
+  const at::Tensor log_q = at::log_softmax(logits.to(wide) / soft.temperature, 1);
+  // A word of probability 0 adds nothing, whatever its logarithm.
+  const at::Tensor kl = (p * (log_p - log_q)).masked_fill_(p == 0, 0).sum(1);
+  return {kl, (log_q.exp() - p) * soft.temperature};
+}
+
+// The weighted sum of the divergences of a chunk's tokens, of which token 0 is token `begin` of all.
+// With `graph` the chunk's logits become the gradient of the whole loss.
+at::Tensor teach(const Chunk& chunk, int64_t begin, const SoftTargets& soft,
+                 const CrossEntropyOptions& o, bool graph) {
+  constexpr int64_t kParts = 16;  // each with some six tensors of wide numbers
+  const int64_t T = chunk.logits.size(0), part = (T + kParts - 1) / kParts;
+  const at::ScalarType wide = chunk.lse.scalar_type();
+  at::Tensor sum = at::zeros({}, chunk.lse.options());
+  for (int64_t from = 0; from < T; from += part) {
+    const Chunk own = chunk.rows(from, std::min(part, T - from));
+    const at::Tensor teacher = soft.logits(begin + from, own.logits.size(0));
+    const Divergence d = divergence(own.logits, teacher, soft, wide);
+    const at::Tensor counted = (own.target != o.ignore).to(wide);
+    const at::Tensor factor = own.weight ? counted * own.weight->to(wide) : counted;
+    sum += (d.kl_T * factor).sum();
+    if (!graph) continue;
+    own.to_gradient(o);
+    if (soft.weight == 0) continue;
+    const at::Tensor taught = d.grad_TV * (factor * soft.weight).unsqueeze(1);
+    own.logits.copy_(own.logits.to(wide) * (1 - soft.weight) + taught);
+  }
+  return sum;
+}
+
+// `soft`: null without a teacher.
+Head head_chunks(const HeadInput& in, const CrossEntropyOptions& o, const SoftTargets* soft,
+                 int64_t chunk, Wanted wanted) {
+  const auto& [x, weight, target] = in;
   const int64_t T = x.size(0);
   const auto wide = x.options().dtype(wide_type(x));
-  Head head{
-      .loss = at::zeros({}, wide),
-      .lse = at::empty({T}, wide),
-      .grad_x = wanted.x ? at::empty_like(x, at::MemoryFormat::Contiguous) : at::Tensor(),
-      .grad_weight = wanted.weight && T == 0 ? at::zeros(weight.sizes(), wide) : at::Tensor()};
+  const bool graph = wanted.x || wanted.weight;
+  Head head{.loss = at::zeros({}, wide),
+            .lse = at::empty({T}, wide),
+            .grad_x = wanted.x ? at::empty_like(x, at::MemoryFormat::Contiguous) : at::Tensor(),
+            .grad_weight = wanted.weight && T == 0 ? at::zeros(weight.sizes(), wide) : at::Tensor(),
+            .kl = soft != nullptr ? at::zeros({}, wide) : at::Tensor()};
   for (int64_t begin = 0; begin < T; begin += chunk) {
     const int64_t n = std::min(chunk, T - begin);
     const at::Tensor rows = x.narrow(0, begin, n), words = target.narrow(0, begin, n);
@@ -168,9 +241,12 @@ Head head_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
     const auto [loss, lse] = cross_entropy_device({logits, words, w, o.z_loss, o.ignore});
     head.loss += loss.sum();
     head.lse.narrow(0, begin, n).copy_(lse);
-    if (!wanted.x && !wanted.weight) continue;
-    gradient_into(logits,
-                  {at::ones({1}, wide).expand({n}), logits, words, lse, w, o.z_loss, o.ignore});
+    const Chunk own{logits, words, lse, w};
+    if (soft != nullptr) {
+      head.kl += teach(own, begin, *soft, o, graph);
+    } else if (graph) {
+      own.to_gradient(o);
+    }
     if (wanted.x) {
       at::Tensor to = head.grad_x.narrow(0, begin, n);
       at::mm_out(to, logits, weight);
@@ -178,6 +254,35 @@ Head head_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
     if (wanted.weight) add_product(head.grad_weight, logits.t(), rows, wide_type(x));
   }
   return head;
+}
+
+// Checks the arguments of a whole head, then computes it, without a graph.
+Head checked_head(const HeadInput& in, const CrossEntropyOptions& o, const SoftTargets* soft,
+                  int64_t chunk) {
+  check_sizes(in.x, {-1, -1}, "linear_cross_entropy: x");
+  check_sizes(in.weight, {-1, in.x.size(1)}, "linear_cross_entropy: weight");
+  check_dtype(in.weight, in.x.scalar_type(), "linear_cross_entropy: weight");
+  TROUPE_CHECK(chunk > 0, "linear_cross_entropy: chunk must be positive; it is", chunk);
+  const bool graph = wants_grad({in.x, in.weight});
+  const at::NoGradGuard no_grad;
+  return head_chunks(in, o, soft, chunk,
+                     {graph && in.x.requires_grad(), graph && in.weight.requires_grad()});
+}
+
+// Gives `loss` its graph: backward multiplies the gradients that were made with it.
+void record_head(const HeadInput& in, const Head& head, const at::Tensor& loss) {
+  record({.name = "linear_cross_entropy",
+          .inputs = {in.x, in.weight},
+          .outputs = {loss},
+          .saved = {head.grad_x, head.grad_weight},
+          .backward = [type = in.weight.scalar_type()](const Gradients& g) -> TensorList {
+            const auto scaled = [&](at::Tensor x) {
+              const at::Tensor scale = g.outputs[0].to(x.scalar_type());
+              return g.last ? x.mul_(scale) : x * scale;
+            };
+            return {g.needs[0] ? scaled(g.saved[0]) : at::Tensor(),
+                    g.needs[1] ? scaled(g.saved[1]).to(type) : at::Tensor()};
+          }});
 }
 
 }  // namespace
@@ -194,30 +299,26 @@ std::pair<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& x_TD,
                                                        const at::Tensor& target_T,
                                                        const CrossEntropyOptions& o,
                                                        int64_t chunk) {
-  check_sizes(x_TD, {-1, -1}, "linear_cross_entropy: x");
-  check_sizes(weight_VD, {-1, x_TD.size(1)}, "linear_cross_entropy: weight");
-  check_dtype(weight_VD, x_TD.scalar_type(), "linear_cross_entropy: weight");
-  TROUPE_CHECK(chunk > 0, "linear_cross_entropy: chunk must be positive; it is", chunk);
-  const bool graph = wants_grad({x_TD, weight_VD});
-  Head head;
-  {
-    const at::NoGradGuard no_grad;
-    head = head_chunks(x_TD, weight_VD, target_T, o, chunk,
-                       {graph && x_TD.requires_grad(), graph && weight_VD.requires_grad()});
-  }
-  record({.name = "linear_cross_entropy",
-          .inputs = {x_TD, weight_VD},
-          .outputs = {head.loss},
-          .saved = {head.grad_x, head.grad_weight},
-          .backward = [type = weight_VD.scalar_type()](const Gradients& g) -> TensorList {
-            const auto scaled = [&](at::Tensor x) {
-              const at::Tensor scale = g.outputs[0].to(x.scalar_type());
-              return g.last ? x.mul_(scale) : x * scale;
-            };
-            return {g.needs[0] ? scaled(g.saved[0]) : at::Tensor(),
-                    g.needs[1] ? scaled(g.saved[1]).to(type) : at::Tensor()};
-          }});
+  const HeadInput in{x_TD, weight_VD, target_T};
+  const Head head = checked_head(in, o, nullptr, chunk);
+  record_head(in, head, head.loss);
   return {head.loss, head.lse};
+}
+
+TaughtLoss taught_cross_entropy(const at::Tensor& x_TD, const at::Tensor& weight_VD,
+                                const at::Tensor& target_T, const CrossEntropyOptions& o,
+                                const SoftTargets& soft, int64_t chunk) {
+  TROUPE_CHECK(soft.weight >= 0 && soft.weight <= 1 && soft.temperature > 0 && soft.top >= 0,
+               "taught_cross_entropy: weight", soft.weight, "temperature", soft.temperature, "top",
+               soft.top);
+  const HeadInput in{x_TD, weight_VD, target_T};
+  const Head head = checked_head(in, o, &soft, chunk);
+  const double square = soft.temperature * soft.temperature;
+  const at::Tensor loss = soft.weight == 0
+                              ? head.loss.clone()
+                              : head.loss * (1 - soft.weight) + head.kl * (soft.weight * square);
+  record_head(in, head, loss);
+  return {loss, head.loss, head.kl};
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {

@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "troupe/ops/soft_targets.h"
+
 namespace troupe {
 
 struct CrossEntropyOptions {
@@ -29,5 +31,15 @@ std::pair<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& x_TD,
                                                        const at::Tensor& target_T,
                                                        const CrossEntropyOptions& options,
                                                        int64_t chunk = 1024);
+
+// The same beside a teacher: the three sums of soft_targets.h. Gradients flow through `loss` alone.
+// The teacher's logits are asked for in order, a part of a chunk at a time, whose temporary tensors
+// together take less than the chunk's own logits do in float.
+struct TaughtLoss {
+  at::Tensor loss, ce, kl;
+};
+TaughtLoss taught_cross_entropy(const at::Tensor& x_TD, const at::Tensor& weight_VD,
+                                const at::Tensor& target_T, const CrossEntropyOptions& options,
+                                const SoftTargets& soft, int64_t chunk = 1024);
 
 }  // namespace troupe

@@ -4,12 +4,17 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/kl_div.h>
+#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/topk.h>
 #include <gtest/gtest.h>
+
+#include <tuple>
 
 #include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
@@ -28,6 +33,29 @@ at::Tensor targets(int64_t T, int64_t V) {
 
 at::Tensor aten(const at::Tensor& logits, const at::Tensor& target) {
   return at::cross_entropy_loss(logits, target, {}, /*reduction=*/0);
+}
+
+// The three sums of soft_targets.h in f64, of a whole head with a graph.
+TaughtLoss taught_in_f64(const at::Tensor& logits, const at::Tensor& teacher,
+                         const at::Tensor& target, const CrossEntropyOptions& o,
+                         const SoftTargets& soft) {
+  const at::Tensor weight = o.weight_T->to(at::kDouble) * target.ne(-100);
+  const at::Tensor lse = at::logsumexp(logits, 1);
+  const at::Tensor ce = (weight * (aten(logits, target) + o.z_loss * lse * lse)).sum();
+  at::Tensor shown = teacher.to(at::kDouble);
+  if (soft.top > 0) {
+    const at::Tensor least = std::get<0>(at::topk(shown, soft.top, 1)).select(1, soft.top - 1);
+    shown = shown.masked_fill(shown < least.unsqueeze(1), -1e30);
+  }
+  const double T = soft.temperature;
+  const at::Tensor each = at::kl_div(at::log_softmax(logits / T, 1), at::log_softmax(shown / T, 1),
+                                     /*reduction=*/0, /*log_target=*/true);
+  const at::Tensor kl = (weight * each.sum(1)).sum();
+  return {ce * (1 - soft.weight) + kl * (soft.weight * T * T), ce, kl};
+}
+
+bool is_near(const at::Tensor& ours, const at::Tensor& f64) {
+  return at::allclose(ours.to(at::kDouble), f64, 1e-4, 1e-5);
 }
 
 class CrossEntropyOp : public testing::DeviceTest {};
@@ -75,6 +103,54 @@ TEST_P(CrossEntropyOp, TheHeadInChunksIsTheHeadInOnePiece) {
     EXPECT_TRUE(at::allclose(cw.grad(), w.grad(), 1e-4, 1e-6)) << chunk;
     EXPECT_EQ(lse.sizes(), at::IntArrayRef({11}));
   }
+}
+
+TEST_P(CrossEntropyOp, BesideATeacherItIsTheFormulaInF64) {
+  const at::Tensor data = at::randn({11, 8}, device()), words = at::randn({37, 8}, device());
+  const at::Tensor teacher = at::randn({11, 37}, device()) * 2;
+  const at::Tensor target = targets(11, 37).to(data.device());
+  at::Tensor weight = at::rand({11}, device());
+  weight[3] = 0;  // a masked target
+  const CrossEntropyOptions o{.weight_T = weight, .z_loss = 0.01};
+  const auto logits = [&](int64_t from, int64_t n) { return teacher.narrow(0, from, n); };
+  for (const auto& [share, temperature, top] :
+       {std::tuple(0.3, 1., 0), std::tuple(0.7, 2., 0), std::tuple(1., 0.5, 5)}) {
+    const SoftTargets soft{logits, share, temperature, top};
+    at::Tensor x = data.to(at::kDouble).requires_grad_(),
+               w = words.to(at::kDouble).requires_grad_();
+    const TaughtLoss want = taught_in_f64(at::matmul(x, w.t()), teacher, target, o, soft);
+    (want.loss * 0.25).backward();
+    for (const int64_t chunk : {1, 4, 100}) {
+      at::Tensor cx = data.clone().requires_grad_(), cw = words.clone().requires_grad_();
+      const TaughtLoss got = taught_cross_entropy(cx, cw, target, o, soft, chunk);
+      (got.loss * 0.25).backward();
+      EXPECT_TRUE(is_near(got.loss, want.loss)) << got.loss << " and " << want.loss;
+      EXPECT_TRUE(is_near(got.ce, want.ce)) << got.ce << " and " << want.ce;
+      EXPECT_TRUE(is_near(got.kl, want.kl)) << got.kl << " and " << want.kl;
+      EXPECT_TRUE(is_near(cx.grad(), x.grad())) << share << ' ' << chunk;
+      EXPECT_TRUE(is_near(cw.grad(), w.grad())) << share << ' ' << chunk;
+      EXPECT_EQ(cx.grad()[1].abs().sum().item<float>(), 0);  // an ignored target
+      EXPECT_EQ(cx.grad()[3].abs().sum().item<float>(), 0);
+    }
+  }
+}
+
+TEST_P(CrossEntropyOp, ATeacherOfWeight0ChangesNoBit) {
+  const at::Tensor data = at::randn({11, 8}, device()), words = at::randn({37, 8}, device());
+  const at::Tensor teacher = at::randn({11, 37}, device());
+  const at::Tensor target = targets(11, 37).to(data.device());
+  const SoftTargets soft{[&](int64_t from, int64_t n) { return teacher.narrow(0, from, n); }, 0.,
+                         3., 0};
+  at::Tensor x = data.clone().requires_grad_(), w = words.clone().requires_grad_();
+  const at::Tensor plain = linear_cross_entropy(x, w, target, {}, 4).first;
+  plain.backward();
+  at::Tensor tx = data.clone().requires_grad_(), tw = words.clone().requires_grad_();
+  const TaughtLoss taught = taught_cross_entropy(tx, tw, target, {}, soft, 4);
+  taught.loss.backward();
+  EXPECT_TRUE(taught.loss.equal(plain));
+  EXPECT_TRUE(tx.grad().equal(x.grad()));
+  EXPECT_TRUE(tw.grad().equal(w.grad()));
+  EXPECT_GT(taught.kl.item<float>(), 0);
 }
 
 TEST_P(CrossEntropyOp, TheHeadInManyBf16ChunksKeepsTheTablesGradient) {

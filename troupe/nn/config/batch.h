@@ -14,6 +14,7 @@ namespace troupe {
 
 class ContextSlice;  // nn/attention/context_slice.h
 class KvCache;       // nn/attention/kv_cache.h
+struct SoftTargets;  // ops/soft_targets.h
 
 constexpr int64_t kIgnoredLabel = -100;  // a target that does not count
 
@@ -38,6 +39,8 @@ struct Batch {                 // one microbatch on the model's device; S may di
   std::vector<AheadTokens> ahead = {};
   // Where rows are cut over ranks: which of their tokens these are (nn/attention/context_slice.h).
   std::shared_ptr<const ContextSlice> slice = nullptr;
+  // A teacher's words of these tokens, for the head's loss; null: there is none.
+  std::shared_ptr<const SoftTargets> soft = nullptr;
   KvCache* cache = nullptr;  // generation: keys and values of earlier calls
 };
 
@@ -49,7 +52,9 @@ struct UnitResult {
                           // after the head
   at::Tensor loss_sum;    // head alone: sum over own targets of weight * nll, with graph
   at::Tensor weight_sum;  // head alone: sum of the weights, no graph
-  at::Tensor mtp_sum;     // MTP: to be added to loss_sum, its factor included; undefined: none
+  // Head alone, with Batch::soft: the parts of loss_sum, ce and kl of ops/soft_targets.h, no graph.
+  at::Tensor ce_sum, kl_sum;
+  at::Tensor mtp_sum;  // MTP: to be added to loss_sum, its factor included; undefined: none
   std::vector<MoeLoss> losses;  // auxiliary, with graph; the caller scales (A7) and adds them
   std::vector<MoeStats> stats;  // of the unit's MoE layers
   std::vector<LayerChoices> choices;

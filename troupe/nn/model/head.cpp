@@ -104,6 +104,21 @@ at::Tensor Head::loss(const at::Tensor& x_tD, const AheadTokens& t, const TableR
   return linear_cross_entropy(x_tD, table.weight_VD, own, options, chunk).first;
 }
 
+void Head::add_taught(const at::Tensor& x_TD, const Batch& batch, const TableRows& table,
+                      UnitResult& result) const {
+  TROUPE_CHECK(parts_.sharding.alone(), "a teacher's logits are of all tokens of a microbatch");
+  CrossEntropyOptions options{.z_loss = z_loss_, .ignore = kIgnoredLabel};
+  if (batch.weights_BS.defined()) {
+    options.weight_T = batch.weights_BS.reshape({-1}).to(wide_type(x_TD));
+  }
+  const TaughtLoss all =
+      taught_cross_entropy(x_TD, table.weight_VD, batch.labels_BS.reshape({-1}), options,
+                           *batch.soft, head_rows(vocab_, !x_TD.is_cpu()));
+  result.loss_sum = all.loss;
+  result.ce_sum = all.ce;
+  result.kl_sum = all.kl;
+}
+
 std::vector<AheadTokens> Head::ahead(const Batch& batch) const {
   std::vector<AheadTokens> out = batch.ahead.empty() ? ahead_of(batch, depth_) : batch.ahead;
   TROUPE_CHECK(std::ssize(out) == depth_, "the batch has tokens ahead for", out.size(),
@@ -120,7 +135,11 @@ UnitResult Head::forward(const at::Tensor& h, const Batch& batch, const Context&
   const at::Tensor x = depth_ == 0 ? norm_->forward(h) : h.narrow(0, 0, tokens),
                    counted = batch.labels_BS != kIgnoredLabel;
   const TableRows rows = table_of(table);
-  result.loss_sum = loss(x, {{}, batch.labels_BS, batch.weights_BS}, rows);
+  if (batch.soft && context.training) {
+    add_taught(x, batch, rows, result);
+  } else {
+    result.loss_sum = loss(x, {{}, batch.labels_BS, batch.weights_BS}, rows);
+  }
   const at::Tensor weights = batch.weights_BS.defined() ? batch.weights_BS * counted : counted;
   result.weight_sum = parts_.sharding.own_rows(weights.reshape({-1})).sum(at::kFloat);
   if (modules == 0) return result;

@@ -12,6 +12,8 @@
 //   target is beyond the row or the document do not count. The sum over d, times weight / depth,
 //   is mtp_sum; its routers' losses are divided by the depth (A7).
 //
+// With a teacher (Batch::soft) loss_sum is that of ops/soft_targets.h; mtp_sum stays as it is.
+//
 // The head computes all losses, and the first unit behind the blocks the final norm. What a unit
 // passes on are tensors [t, D], one behind the other: x, n_1 .. n_d and, to another module, s_d.
 // Without training the modules compute nothing, and x alone is passed on.
@@ -75,6 +77,9 @@ class Head {
 
  private:
   TableRows table_of(const Embedding* table) const;
+  // Beside a teacher, on a rank that has the whole table and all tokens: the sums of the loss.
+  void add_taught(const at::Tensor& x_TD, const Batch& batch, const TableRows& table,
+                  UnitResult& result) const;
   // `targets` are of the whole batch; their ids are not read.
   at::Tensor loss(const at::Tensor& x_tD, const AheadTokens& targets, const TableRows& table) const;
   std::vector<AheadTokens> ahead(const Batch& batch) const;  // of each module

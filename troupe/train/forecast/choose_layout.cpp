@@ -170,6 +170,7 @@ LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
           .optimizer = std::string(r.train.optimizer.kind()),
           .sequence = r.data.sequence,
           .latent = m.mla.has_value(),
+          .teacher = r.train.teacher.has_value(),
           .attention_dropout = m.attn_dropout,
           .layers = m.layers,
           .mtp = m.mtp.depth,

@@ -99,6 +99,7 @@ MemoryForecast forecast_memory(const Recipe& given, bool on_gpu) {
     }
     out.activations += unit.held();
   }
+  out.weights += model.teacher.weights;
   if (!sums) out.overlap = std::min(out.gradients, out.activations);
   if (sums) out.workspace += beside_sums(model.units);
   out.update = std::max(update - (out.activations + out.workspace - out.overlap), 0.0);
@@ -172,7 +173,8 @@ TimeForecast forecast_time(const Recipe& r, const RunPlan& plan, double flops_pe
   const auto tokens = static_cast<double>(plan.batch * r.data.sequence);
   TimeForecast out;
   out.step_flops = costs_of(r.model).flops_per_token(r.data.sequence) * tokens;
-  out.step_seconds = out.step_flops / flops_per_second;
+  const double teacher = tokens * teacher_costs(r, plan.micro_batch, /*on_gpu=*/false).flops;
+  out.step_seconds = (out.step_flops + teacher) / flops_per_second;
   out.tokens_per_second = tokens / out.step_seconds;
   out.run_seconds = static_cast<double>(plan.run.tokens) / out.tokens_per_second;
   return out;

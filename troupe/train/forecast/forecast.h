@@ -14,8 +14,8 @@
 
 namespace troupe {
 
-struct MemoryForecast {  // bytes
-  double weights = 0;
+struct MemoryForecast {    // bytes
+  double weights = 0;      // and those of train.teacher
   double gradients = 0;    // f32 if several microbatches are accumulated, else backward's type
   double masters = 0;      // f32: the lower halves of bf16 weights, whole beside f16
   double moments = 0;      // and other optimizer and router state

@@ -248,6 +248,7 @@ class Costing {
         shares_tokens_(topology_of(mesh, GroupKind::kTensor, machine_)),
         shares_rows_(topology_of(mesh, GroupKind::kContext, machine_)),
         on_gpu_(model.memory.on_gpu),
+        teacher_(model.memory.teacher),
         exchange_(model, parallel, mesh, tokens_) {
     const std::vector<int> ranks = chunk_ranks(work);
     // For each rank that reads the embedding's table, the first unit that does.
@@ -313,6 +314,7 @@ class Costing {
     };
     if (table != nullptr) add_dense(*table, of_readers(dense_), of_readers(cut_));
     if (&memory != table) add_dense(memory, dense_, cut_);
+    if (is_head(unit)) c.state += teacher_.weights;
     StateBytes experts = memory.experts;  // counted whole
     experts.matrix /= static_cast<double>(experts_.parts.ranks);
     add_state(experts, share, experts_, c);
@@ -342,7 +344,7 @@ class Costing {
     c.backward += 2 * products + 2.5 * core + 2 * moved + machine_.overhead;
     if (block) c.weight = products, c.late = memory.saved;  // put off: half of the products
     if (is_head(unit)) {
-      c.forward += c.backward - machine_.overhead;
+      c.forward += c.backward - machine_.overhead + tokens_ * teacher_.flops / machine_.products;
       c.backward = machine_.overhead;
     }
     add_tokens(unit, layer, c);
@@ -470,6 +472,7 @@ class Costing {
   GroupTopology shares_tokens_, shares_rows_;
   int64_t table_ranks_ = 1;  // of a pipeline, that read the embedding's table
   bool on_gpu_;
+  TeacherCosts teacher_;
   ExchangeCosts exchange_;
   StepCosts* now_ = nullptr;  // of the rank whose chunk is costed
   std::vector<StepCosts> out_;

@@ -261,7 +261,9 @@ void add_activations(const Recipe& r, int64_t micro_batch, double width, int64_t
   }
   out.units.back().saved = tokens * scale * static_cast<double>(costs.units.back().saved_bytes);
   const double rows = std::min(tokens, static_cast<double>(head_rows(m.vocab, on_gpu)));
-  out.units.back().working = head_working(r, rows, width, tensor);
+  // A teacher computes before the head does.
+  out.units.back().working =
+      std::max(head_working(r, rows, width, tensor) + out.teacher.kept, out.teacher.working);
   std::vector<size_t> all_units(out.units.size());
   std::iota(all_units.begin(), all_units.end(), size_t{0});
   out.workspace = out.workspace_of(all_units);
@@ -284,6 +286,30 @@ double ModelMemory::workspace_of(const std::vector<size_t>& own) const {
     }
   }
   return std::max(head + offloaded, working + rebuilt + 2 * offloaded);
+}
+
+// A block at work has about what it would keep for a backward, and its own input and output. Beside
+// a chunk's logits are its hidden states, and of a sixteenth of the chunk the logits and six tensors
+// of wide numbers (ops/cross_entropy.cpp).
+TeacherCosts teacher_costs(const Recipe& r, int64_t micro_batch, bool on_gpu) {
+  if (!r.train.teacher) return {};
+  const ModelConfig teacher = teacher_model(r);
+  const ModelCosts costs = costs_of(teacher);
+  const double width = value_width(r, on_gpu);
+  const auto tokens = static_cast<double>(micro_batch * r.data.sequence);
+  TeacherCosts out{.flops = costs.flops_per_token(r.data.sequence) / 3};  // of forward alone
+  build_model(teacher)->for_each_param(-1, [&](const std::string&, const Param& p) {
+    out.weights += static_cast<double>(p.numel()) * (p.fp32 ? 4 : width);
+  });
+  double saved = 0;
+  for (size_t unit = 0; unit + 1 < costs.units.size(); ++unit) {
+    saved = std::max(saved, static_cast<double>(costs.units[unit].saved_bytes));
+  }
+  const double hidden = tokens * width * static_cast<double>(teacher.width);
+  out.working = 2 * hidden + tokens * saved * width / 2;  // costs are of 2-byte types
+  const double rows = std::min(tokens, static_cast<double>(head_rows(r.model.vocab, on_gpu))) / 16;
+  out.kept = hidden + rows * static_cast<double>(r.model.vocab) * (width + 6 * std::max(4., width));
+  return out;
 }
 
 double direction_width(const Recipe& r) {
@@ -315,8 +341,9 @@ double value_width(const Recipe& r, bool on_gpu) {
 }
 
 ModelMemory model_memory(const Recipe& r, const RunPlan& plan, bool on_gpu, Model& model) {
-  ModelMemory out{.on_gpu = on_gpu, .units = {}};
+  ModelMemory out{.on_gpu = on_gpu, .teacher = {}, .units = {}};
   out.units.resize(static_cast<size_t>(model.num_units()));
+  out.teacher = teacher_costs(r, plan.micro_batch, on_gpu);
   add_states(r, plan, on_gpu, model, out.units);
   add_activations(r, plan.micro_batch, value_width(r, on_gpu), model.tokens().ranks(), out);
   return out;

@@ -39,8 +39,16 @@ struct UnitMemory {
   double working = 0;  // bytes at work while it is computed, and its own activations are kept
 };
 
+// train.teacher, all 0 without one: bytes of its weights, of what it keeps beside a chunk of the
+// head's logits, and at work in its own forward; operations of that for a token.
+struct TeacherCosts {
+  double weights = 0, kept = 0, working = 0, flops = 0;
+};
+TeacherCosts teacher_costs(const Recipe& recipe, int64_t micro_batch, bool on_gpu);
+
 struct ModelMemory {
   bool on_gpu = false;
+  TeacherCosts teacher = {};  // on the rank that has the head
   std::vector<UnitMemory> units;
   double workspace = 0;  // on top of activations at the start of backward, of all units
   // The same of a rank that has some of the units, by their numbers.

@@ -32,6 +32,7 @@ ResolvedRun with_layout(Recipe recipe, const ParallelConfig& parallel,
 }  // namespace
 
 ResolvedRun resolve(const Recipe& recipe, const LayoutChoice& choice) {
+  if (recipe.train.teacher) teacher_model(recipe);
   ResolvedRun out = with_layout(recipe, choice.parallel, choice.micro_batch);
   out.layout_why = choice.why;
   out.micro_why = choice.micro_why;
@@ -47,6 +48,7 @@ ResolvedRun resolve_alone(const Recipe& recipe) {
 }
 
 ResolvedRun resolve_alone(const Recipe& recipe, double memory) {
+  if (recipe.train.teacher) teacher_model(recipe);
   const MicroBatchChoice micro =
       choose_micro_batch(recipe, {.memory = memory, .on_gpu = runs_on_gpu(recipe)});
   ResolvedRun out = with_layout(recipe, one_rank(recipe.parallel), micro.sequences);

@@ -25,7 +25,8 @@ struct ResolvedRun : Recipe {
   std::string micro_why = {};          // "given", "chosen: ..."
 };
 
-// The layout that all ranks agree on (agree_layout.h). Throws one Error of all that does not fit.
+// The layout that all ranks agree on (agree_layout.h). Throws one Error of all that does not fit,
+// and as teacher_model() does where the recipe has a teacher.
 ResolvedRun resolve(const Recipe& recipe, World& world);
 // `choice` of choose_layout() or agree_layout().
 ResolvedRun resolve(const Recipe& recipe, const LayoutChoice& choice);
@@ -33,7 +34,7 @@ ResolvedRun resolve(const Recipe& recipe, const LayoutChoice& choice);
 // One process: an open microbatch is the first of micro_batches().
 ResolvedRun resolve_alone(const Recipe& recipe);
 // An open microbatch is the largest whose training fits `memory`, in bytes of the recipe's device
-// (choose_micro_batch()); 0: unknown.
+// (choose_micro_batch()); 0: unknown. Throws as above for a teacher.
 ResolvedRun resolve_alone(const Recipe& recipe, double memory);
 
 // It is `run.plan`.

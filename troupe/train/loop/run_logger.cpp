@@ -208,8 +208,13 @@ LogRecord RunLogger::record_of(const StepReport& report, const Feed& feed, doubl
   r.add("tokens", run_.state.done.tokens);
   r.add("time", unix_seconds());
   r.add("loss", report.loss);
-  r.add("ppl", std::exp(std::min(20.0, report.loss)));
+  const bool taught = run_.recipe.train.teacher.has_value();
+  r.add("ppl", std::exp(std::min(20.0, taught ? report.ce : report.loss)));
   r.add("loss_ema", run_.state.loss_ema);
+  if (taught) {
+    r.add("ce", report.ce);
+    r.add("kl", report.kl);
+  }
   if (run_.recipe.model.mtp.depth > 0) r.add("mtp_loss", report.mtp_loss);
   if (forces_routing(run_.recipe.model)) r.add("forced", int64_t{1});
   r.add("grad_norm", report.grad_norm);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "troupe/checkpoint/state/group_of_state.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/text/readable.h"
@@ -16,6 +17,7 @@
 #include "troupe/train/observe/thread_limit.h"
 #include "troupe/train/run/data_warnings.h"
 #include "troupe/train/run/kept_tokenizer.h"
+#include "troupe/train/run/open_teacher.h"
 
 namespace troupe {
 namespace {
@@ -31,6 +33,24 @@ void require_memory(const ResolvedRun& recipe, const RunTools& tools) {
     throw Error("model, train: " + verdict.line, Code::kTooLarge);  // the line has the code
   }
   if (verdict.warns) tools.log.warning(verdict.line);
+}
+
+// Opens what the run learns from. Rank 0 looks which step that is: a teacher that is being trained may
+// get a newer one at any time.
+void take_teacher(const RunContext& run, Learner& learner) {
+  if (!run.recipe.train.teacher) return;
+  const CheckpointGroup group = checkpoint_group(run.parallel());
+  const std::string folder = run_on_all(
+      group, [&] { return group.rank == 0 ? teacher_folder(run.recipe) : std::string(); })[0];
+  run_on_all(group, [&] {
+    if (learner.has_head()) open_teacher(run.recipe, folder, learner);
+    return std::string();
+  });
+  const TeacherConfig& teacher = *run.recipe.train.teacher;
+  run.log().info("teacher: " + folder + ", " +
+                 to_text(costs_of(teacher_model(run.recipe)).params()) + " parameters; weight " +
+                 to_text(teacher.weight) + ", temperature " + to_text(teacher.temperature) +
+                 (teacher.top > 0 ? ", its " + to_text(teacher.top) + " first words" : ""));
 }
 
 }  // namespace
@@ -68,6 +88,7 @@ Trainer::Trainer(const ResolvedRun& recipe, const RunTools& tools)
   tools_.signals.on_status([log = tools_.log] { log.info("stacks:\n" + stacks_of_all_threads()); });
   pulse_.begin(Phase::kLoad);
   tools_.faults.at("load.read");
+  take_teacher(context_, *learner_);
   resumed_ = resume_run(context_, data_.train->fingerprint(), *learner_, *saves_);
   saves_->list_tensors();
 }

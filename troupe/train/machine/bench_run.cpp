@@ -17,6 +17,7 @@
 #include "troupe/train/observe/metrics.h"
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/version.h"
+#include "troupe/train/run/open_teacher.h"
 #include "troupe/train/step/learner.h"
 
 namespace troupe {
@@ -80,6 +81,7 @@ BenchTimes time_steps(const ResolvedRun& r, const c10::Device& device,
                       const BenchOptions& options) {
   const Faults none;
   Learner learner(r, device, none, setup);
+  if (r.train.teacher && learner.has_head()) open_teacher(r, teacher_folder(r), learner);
   const Feed feed = own_feed(r, device, *setup);
   TrainState state;
   state.loss_scale = start_of(r.train.loss_scale);

@@ -30,6 +30,7 @@ std::string own_line(const LogRecord& r, const Position& now, const Position& ru
   std::string out = "step " + std::to_string(now.steps) + "/" + std::to_string(run.steps);
   out += text("  loss %.3f  lr %.2e  gnorm %.2f", r.scalar("loss", std::nan("")), r.scalar("lr"),
               r.scalar("grad_norm", std::nan("")));
+  if (has(r, "kl")) out += text("  ce %.3f", r.scalar("ce")) + text("  kl %.3f", r.scalar("kl"));
   if (has(r, "moe/aux")) out += text("  aux %.3f", r.scalar("moe/aux"));
   if (has(r, "moe/z")) out += text("  z %.3f", r.scalar("moe/z"));
   if (has(r, "mtp_loss")) out += text("  mtp %.3f", r.scalar("mtp_loss"));

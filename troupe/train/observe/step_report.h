@@ -17,6 +17,7 @@ namespace troupe {
 struct StepOutput {
   at::Tensor loss;                        // f64 scalar: this rank's part of the step's loss
   at::Tensor mtp;                         // undefined without MTP modules
+  at::Tensor ce, kl;                      // parts of `loss`; undefined without a teacher
   std::map<std::string, at::Tensor> aux;  // sum over layers and microbatches, without coefficient
   std::map<std::string, int64_t> aux_terms;      // number of summands
   std::map<int64_t, std::vector<MoeStats>> moe;  // by unit, over all microbatches
@@ -38,9 +39,10 @@ struct ExpertsMoved {
 };
 
 struct StepReport {
-  double loss = 0;       // as train.loss_mean defines it, over unmasked targets
-  double mtp_loss = 0;   // the same for MTP modules, with their weight
-  double grad_norm = 0;  // before clipping
+  double loss = 0;        // as train.loss_mean defines it, over unmasked targets
+  double mtp_loss = 0;    // the same for MTP modules, with their weight
+  double ce = 0, kl = 0;  // with train.teacher: parts of `loss` (ops/soft_targets.h)
+  double grad_norm = 0;   // before clipping
   double lr = 0, weight_decay = 0;
   bool finite = true;
   bool skipped = false;

@@ -42,6 +42,8 @@ std::vector<Excluded> of_run(const Recipe& r) {
   return {
       {r.run.device == DeviceKind::kCpu, "run.device",
        "is cpu, which has no graphs; set it to cuda"},
+      {r.train.teacher.has_value(), "train.teacher",
+       "computes another model within the step, which no graph holds; set it to null"},
       {!r.run.replay.empty(), "run.replay", "gives each step choices from a file; leave it out"},
       {r.data.documents != Documents::kNone, "data.documents",
        "gives attention other lengths in each step, from the host; set it to none"},

@@ -367,6 +367,21 @@ std::vector<std::string> context_faults(const ParallelConfig& c, const LayoutNee
   return out;
 }
 
+// A teacher computes whole rows with all their tokens on the rank that has the head.
+std::vector<std::string> teacher_faults(const ParallelConfig& c, const LayoutNeeds& needs) {
+  std::vector<std::string> out;
+  for (const auto& [key, ranks] :
+       {std::pair{"tensor", c.tensor}, std::pair{"context", c.context}}) {
+    if (!needs.teacher || ranks <= 1) continue;
+    out.push_back(key_fault(key, std::to_string(ranks) +
+                                     " ranks would each have a part of a microbatch's tokens, and "
+                                     "train.teacher computes a microbatch whole: use 1, with data, "
+                                     "expert and pipeline ranks in its place, or leave "
+                                     "train.teacher out"));
+  }
+  return out;
+}
+
 // Faults of `config`, resolved as `c`: its stages, and how the axes divide the ranks.
 std::vector<std::string> group_faults(const ParallelConfig& config, const ParallelConfig& c,
                                       const LayoutNeeds& needs) {
@@ -427,7 +442,7 @@ std::vector<std::string> layout_faults(const ParallelConfig& config, const Layou
   const ParallelConfig c = resolved(config, needs);
   std::vector<std::string> out = group_faults(config, c, needs);
   for (const auto& faults : {tensor_faults(c, needs), context_faults(c, needs),
-                             slice_faults(c, needs), overlap_faults(c)}) {
+                             slice_faults(c, needs), overlap_faults(c), teacher_faults(c, needs)}) {
     out.insert(out.end(), faults.begin(), faults.end());
   }
   const int64_t sharers = c.tensor * c.context * c.pipeline, wanted = c.data * sharers;

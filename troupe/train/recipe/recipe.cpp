@@ -111,6 +111,22 @@ void check_fp8(const Recipe& r, Problems& problems) {
                                            {.tensor = ranks, .shared = cuts_shared ? ranks : 1}));
 }
 
+void check_teacher(const Recipe& r, Problems& problems) {
+  if (!r.train.teacher) return;
+  const TeacherConfig& t = *r.train.teacher;
+  if (t.path.empty()) {
+    problems.add("train.teacher.path",
+                 "is empty: name a run's folder, one of its steps, or a Hugging Face folder");
+  }
+  if (!(t.weight >= 0 && t.weight <= 1)) {
+    problems.add("train.teacher.weight", to_text(t.weight) + " is not between 0 and 1");
+  }
+  if (!(t.temperature > 0)) {
+    problems.add("train.teacher.temperature",
+                 to_text(t.temperature) + " must be positive; 1 leaves the logits as they are");
+  }
+}
+
 // Everything is f64 there: what would round it is refused.
 void check_fp64(const Recipe& r, Problems& problems) {
   if (r.train.precision != Precision::kFp64) return;
@@ -144,6 +160,7 @@ void check_train(const Recipe& r, Problems& problems) {
   problems.gather("train.recompute", [&] { recomputed_blocks(r); });
   check_fp8(r, problems);
   check_fp64(r, problems);
+  check_teacher(r, problems);
   problems.add_all("train.cuda_graph", graph_faults(r));
   if (problems.empty()) problems.add_all("train.offload_layers", offload_faults(r));
   if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));

@@ -28,6 +28,7 @@
 #include "troupe/train/optim/optimizer.h"
 #include "troupe/train/recipe/fp8.h"
 #include "troupe/train/recipe/parallel.h"
+#include "troupe/train/recipe/teacher.h"
 
 namespace troupe {
 
@@ -47,15 +48,15 @@ struct TrainConfig {
   Count tokens = {};                        // how long the run is; or steps
   int64_t steps = 0;
   Precision precision = Precision::kAuto;
-  std::optional<Fp8Config> fp8 = {};  // absent: off
+  std::optional<Fp8Config> fp8 = {};          // absent: off
+  std::optional<TeacherConfig> teacher = {};  // absent: none
   OptimizerConfig optimizer;
   LrConfig schedule = CosineLr{};
   LossMean loss_mean = LossMean::kTokens;
   double clip = 1;  // of the global gradient norm; 0: none
   uint64_t seed = 1;
   std::optional<BatchRamp> batch_ramp = {};
-  std::string recompute = "none";  // which blocks are computed again in backward: none, or a
-                                   // pattern as of model.moe.layers; "1": all
+  std::string recompute = "none";  // blocks to recompute, as of model.moe.layers; "1": all
   int64_t offload_layers = 0;      // the first ones; train/step/activation_offload.h
   LossScaleConfig loss_scale;      // fp16 alone
   SpikeConfig spike;
@@ -76,6 +77,7 @@ struct TrainConfig {
       "Type of weights and matrix products; auto: bf16 on a GPU, fp32 on a CPU. fp64: on a CPU "
       "only and slow, to tell rounding from a fault; moments and sums are fp64 then.");
     f("fp8", c.fp8, "Expert products with 8-bit operands (e4m3); null: off.");
+    f("teacher", c.teacher, "A model whose probabilities are learned beside targets; null: none.");
     f("optimizer", c.optimizer, "Optimizer.");
     f("schedule", c.schedule, "Learning rate schedule.");
     f("loss_mean", c.loss_mean,
@@ -155,15 +157,13 @@ constexpr auto names_of(DeviceKind) {
 
 struct RunConfig {
   DeviceKind device = DeviceKind::kAuto;
-  int64_t threads = 0;        // of the CPU; 0: one a core
-  bool deterministic = true;  // on a GPU: nothing whose bits differ from run to run
-  Duration time_limit = {};   // stops in time to save; 0: none
-  Duration grace =
-      seconds(30);  // from SIGTERM to SIGKILL, as torchrun and SLURM have it; 0: no end
+  int64_t threads = 0;                    // of the CPU; 0: one a core
+  bool deterministic = true;              // on a GPU: nothing whose bits differ from run to run
+  Duration time_limit = {};               // stops in time to save; 0: none
+  Duration grace = seconds(30);           // from SIGTERM to SIGKILL, as torchrun has it; 0: no end
   Duration start_timeout = seconds(300);  // for all ranks to arrive
   Duration hang_timeout = seconds(600);   // of one operation between ranks
-  // How often ranks compare the weights that they have in common; absent: before each save; 0:
-  // never.
+  // How often ranks compare weights that they share; absent: before each save; 0: never.
   std::optional<Span> check_replicas = {};
   std::string machine = {};  // a file of `troupe bench machine`, by which layouts are chosen;
                              // empty: an assumed one (plan/machine.h)

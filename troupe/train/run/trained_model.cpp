@@ -21,15 +21,13 @@ void set_missing_length(TrainConfig& train) {
 ResumePoint init_point(const std::string& init_from) {
   const std::string place = "checkpoint.init_from " + init_from;
   if (!is_there(init_from)) fail(Code::kNoCheckpoint, place, "is not there");
-  const RunPath path = run_path(init_from);
-  const bool of_hub = path.step.empty() && is_there(init_from + "/config.json");
-  if (of_hub && steps_in(init_from).empty()) {
+  if (is_hub_folder(init_from)) {
     const std::string folder = shell_word(init_from);
     fail(Code::kNoCheckpoint, place,
          "is a Hugging Face folder: `troupe import " + folder +
              " RUN`, then name RUN here, with checkpoint.cast: true");
   }
-  return find_step(path);
+  return find_step(run_path(init_from));
 }
 
 Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
@@ -52,6 +50,7 @@ TrainedModel open_trained_model(const std::string& path, const std::vector<std::
   const ResumePoint point = find_step(place);
   // Evaluation measures the cross entropy alone.
   recipe.model.z_loss = 0;
+  recipe.train.teacher.reset();
   set_missing_length(recipe.train);
   TrainedModel out{.recipe = resolve_alone(recipe),
                    .folder = point.folder,

@@ -83,6 +83,8 @@ void collect(StepOutput& out, const Action& action, const UnitResult& result,
   const size_t factor = input.microbatches.size() + m;
   if (result.loss_sum.defined()) add_to(out.loss, result.loss_sum, input, factor);
   if (result.mtp_sum.defined()) add_to(out.mtp, result.mtp_sum, input, factor);
+  if (result.ce_sum.defined()) add_to(out.ce, result.ce_sum, input, factor);
+  if (result.kl_sum.defined()) add_to(out.kl, result.kl_sum, input, factor);
   for (const MoeLoss& loss : result.losses) {
     add_to(out.aux[loss.name], loss.value / loss.coefficient, 1.);
     out.aux_terms[loss.name] += counts;
@@ -106,6 +108,12 @@ std::vector<double> step_numbers(const StepInput& input) {
   for (const double factor : input.factors) out.push_back(input.loss_scale * factor);
   out.insert(out.end(), input.factors.begin(), input.factors.end());
   out.push_back(input.loss_scale / static_cast<double>(input.all_microbatches));
+  return out;
+}
+
+Batch head_batch(const StepInput& input, int64_t microbatch) {
+  Batch out = input.microbatches[static_cast<size_t>(microbatch)];
+  if (input.teacher) out.soft = input.teacher(out);
   return out;
 }
 
@@ -283,7 +291,9 @@ void Executor::forward(const Action& action, const StepInput& input, bool light)
       timed(Phase::kForward, &PhaseSeconds::forward, action.chunk, action.microbatch);
   params_.need(action.chunk);
   const Cell cell{action.chunk, action.microbatch};
-  const Batch& batch = input.microbatches[static_cast<size_t>(action.microbatch)];
+  const bool head = action.chunk + 1 == model_.num_units();
+  const Batch batch = head ? head_batch(input, action.microbatch)
+                           : input.microbatches[static_cast<size_t>(action.microbatch)];
   Context context = input.context;
   context.owns_backward = !light;
   context.first_token = input.first_token + action.microbatch * whole_tokens(input.microbatches[0]);

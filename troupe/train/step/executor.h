@@ -58,8 +58,13 @@ struct StepInput {
   bool keep_choices = false;  // StepOutput::choices
   // step_numbers(), f64 on the device: they are read from there. Undefined: from what is above.
   at::Tensor numbers = {};
+  // Of a microbatch, asked for before its loss (train/step/teacher.h); absent: no teacher.
+  std::function<std::shared_ptr<const SoftTargets>(const Batch&)> teacher = {};
   Context context = {};  // training, seed, step; the executor fills in the rest
 };
+
+// A microbatch as the head is given it: with the words of the teacher, where there is one.
+Batch head_batch(const StepInput& input, int64_t microbatch);
 
 // What a step's losses and their gradients are multiplied by: for each microbatch the gradient of
 // its token losses, then for each its factor, then the gradient of auxiliary losses.

@@ -160,6 +160,8 @@ StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
                 .first_token = feed.first_token,
                 .counts_terms = setup_->state.first_of_microbatch(),
                 .keep_choices = feed.keep_choices};
+  TROUPE_CHECK(teacher_ || !recipe_.train.teacher || !has_head(), "nobody opened the teacher");
+  if (teacher_) out.teacher = [this](const Batch& batch) { return teacher_->words_of(batch); };
   out.context.training = true;
   out.context.seed = recipe_.train.seed;
   out.context.step = state.done.steps;

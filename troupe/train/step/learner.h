@@ -27,6 +27,7 @@
 #include "troupe/train/step/feed.h"
 #include "troupe/train/step/step_graph.h"
 #include "troupe/train/step/step_update.h"
+#include "troupe/train/step/teacher.h"
 #include "troupe/train/step/train_state.h"
 
 namespace troupe {
@@ -39,6 +40,10 @@ class Learner {
  public:
   Learner(const ResolvedRun& run, const c10::Device& device, const Faults& faults,
           std::shared_ptr<const ParallelSetup> setup = std::make_shared<ParallelSetup>());
+
+  // Before the first step of a recipe with train.teacher, on the ranks that have the output head.
+  void learn_from(std::unique_ptr<const Teacher> teacher) { teacher_ = std::move(teacher); }
+  bool has_head() const { return model_->has_unit(model_->num_units() - 1); }
 
   // One step over this rank's part of a global batch; advances `state`, also if the update is
   // skipped. `votes`: values of this rank that ranks add up in the same all-reduce as loss and norm
@@ -92,6 +97,7 @@ class Learner {
   std::shared_ptr<const ParallelSetup> setup_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<StepUpdate> update_;
+  std::unique_ptr<const Teacher> teacher_;  // null: none, or the head is another rank's
   std::unique_ptr<StepGraph> graph_;        // null: steps are eager
   bool offload_told_ = false;               // how much went to host memory
   std::unique_ptr<Rebalancer> rebalancer_;  // null: experts stay

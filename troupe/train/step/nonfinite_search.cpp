@@ -22,7 +22,7 @@ std::string described(const BadValue& bad) {
 std::string NonfiniteSearch::first(const Feed& feed, const StepInput& input) const {
   const auto weights = bad_values(store_, &Bucket::own);
   const auto gradients = bad_gradients(store_);
-  Finding found = bad_forward(feed, input.context);
+  Finding found = bad_forward(feed, input);
   // Looked at by all where there are several: a step between ranks takes all of them.
   if (!gradients.empty() || !parallel_.alone()) {
     found.first_of(bad_gradient(input));
@@ -84,8 +84,10 @@ NonfiniteSearch::Finding NonfiniteSearch::bad_gradient(StepInput input) const {
   return found;
 }
 
-NonfiniteSearch::Finding NonfiniteSearch::bad_forward(const Feed& feed, Context context) const {
+NonfiniteSearch::Finding NonfiniteSearch::bad_forward(const Feed& feed,
+                                                      const StepInput& input) const {
   const at::NoGradGuard no_grad;
+  Context context = input.context;
   context.owns_backward = false;  // counts nothing a second time
   context.budgeted = false;       // there was room for all
   Finding found;
@@ -93,7 +95,8 @@ NonfiniteSearch::Finding NonfiniteSearch::bad_forward(const Feed& feed, Context 
   std::vector<int64_t> tokens;
   for (const Batch& batch : feed.microbatches) tokens.push_back(batch.ids_BS.numel());
   const auto look = [&](int64_t unit, int64_t m, const at::Tensor& h) {
-    const Batch& batch = feed.microbatches[static_cast<size_t>(m)];
+    const Batch batch =
+        unit + 1 == units ? head_batch(input, m) : feed.microbatches[static_cast<size_t>(m)];
     context.first_token = feed.first_token + m * whole_tokens(batch);
     const UnitResult r = model_.forward(unit, h, batch, context);
     const at::Tensor& value = r.h.defined() ? r.h : r.loss_sum;

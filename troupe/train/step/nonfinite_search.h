@@ -45,7 +45,7 @@ class NonfiniteSearch {
     void first_of(const Finding& other);  // keeps the earlier of the two
   };
 
-  Finding bad_forward(const Feed& feed, Context context) const;
+  Finding bad_forward(const Feed& feed, const StepInput& input) const;
   Finding bad_gradient(StepInput input) const;
 
   Model& model_;

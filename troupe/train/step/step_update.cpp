@@ -22,8 +22,8 @@ namespace {
 
 // Of numbers(): before the constants of buckets.
 constexpr int64_t kLimits = 1, kConstants = 3;
-// Of Measured::seen.
-enum Seen { kLoss, kMtpLoss, kNorm, kLost, kMissed, kVotes };
+// Of Measured::seen. Votes stand where ce does without a teacher.
+enum Seen { kLoss, kMtpLoss, kNorm, kLost, kMissed, kCe, kKl, kTaughtVotes };
 
 at::TensorOptions f64_on(const c10::Device& device) {
   return at::TensorOptions(at::kDouble).device(device);
@@ -106,10 +106,12 @@ StepUpdate::Measured StepUpdate::measured(const StepOutput& output, const at::Te
   const at::Tensor none = at::zeros({}, f64_on(device));  // the rank that has the head made them
   const at::Tensor squares = sum_squares(run_.store.gradients().counted()).to(device);
   // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
-  at::Tensor parts =
-      at::stack({output.loss.defined() ? output.loss : none,
-                 output.mtp.defined() ? output.mtp : none, (squares * (factor * factor)).squeeze(0),
-                 lost_rows_of(run_.model, device), missed_rows(run_.setup.experts, device)});
+  const auto here = [&](const at::Tensor& sum) { return sum.defined() ? sum : none; };
+  std::vector<at::Tensor> own = {
+      here(output.loss), here(output.mtp), (squares * (factor * factor)).squeeze(0),
+      lost_rows_of(run_.model, device), missed_rows(run_.setup.experts, device)};
+  if (taught()) own.insert(own.end(), {here(output.ce), here(output.kl)});
+  at::Tensor parts = at::stack(own);
   if (!votes.empty()) parts = at::cat({parts, at::tensor(votes, at::kDouble).to(device)});
   const at::Tensor sums = summed(run_.setup.state.sum_over_all(), parts);
   const auto [scale, norm_f32] = clip_scale(
@@ -128,7 +130,11 @@ bool StepUpdate::judge(const at::Tensor& seen, TrainState& state, StepReport& re
     report.lost_rows = static_cast<int64_t>(values[kLost]);
     return false;
   }
-  report.votes.assign(values + kVotes, values + seen.numel());
+  report.votes.assign(values + (taught() ? kTaughtVotes : kCe), values + seen.numel());
+  if (taught()) {
+    report.ce = values[kCe];
+    report.kl = values[kKl];
+  }
   report.loss = values[kLoss];
   report.mtp_loss = values[kMtpLoss];
   report.grad_norm = values[kNorm];
