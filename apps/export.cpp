@@ -1,10 +1,13 @@
-// troupe export: a checkpoint to a folder that other programs load.
+// troupe export: a checkpoint to a folder that other programs load, a whole model or an adapter.
 #include <functional>
+#include <initializer_list>
 #include <iostream>
 #include <memory>
 
 #include "apps/models/check_logits.h"
 #include "apps/models/export_run.h"
+#include "apps/models/peft_folder.h"
+#include "apps/models/run_adapters.h"
 #include "apps/parent_folders.h"
 #include "apps/print.h"
 #include "apps/unit_option.h"
@@ -14,10 +17,14 @@
 namespace troupe {
 namespace {
 
+constexpr const char* kNoAdapters =
+    "has no adapters: it was not trained with model.lora; export it without --merge and --adapter";
+
 struct ExportVerb {
-  std::string run, folder, dtype;
+  std::string run, folder, dtype, adapter, base;
+  PeftVersion peft = PeftVersion::k0_19;
   Bytes shard = {5'000'000'000};
-  bool force = false, check_logits = false, json = false;
+  bool force = false, check_logits = false, json = false, merge = false;
 };
 
 struct Exported {  // --json
@@ -36,6 +43,63 @@ struct Exported {  // --json
   }
 };
 
+struct ExportedAdapter {  // --json, with --adapter
+  std::string folder, checkpoint, family, peft;
+  int64_t tensors = 0;
+  std::vector<std::string> target_modules, target_parameters;
+  static void visit(auto& e, auto&& f) {
+    f("folder", e.folder);
+    f("checkpoint", e.checkpoint);
+    f("family", e.family);
+    f("peft", e.peft);
+    f("tensors", e.tensors);
+    f("target_modules", e.target_modules);
+    f("target_parameters", e.target_parameters);
+  }
+};
+
+void export_adapter(const ExportVerb& verb) {
+  Fs fs;
+  const Log log({stderr_sink()}, Level::kWarning);
+  const std::string folder = followed_link(verb.adapter);
+  require_replaceable(folder);
+  const ExportSource source = export_source(verb.run, log);
+  const RunAdapters adapters(source.checkpoint, source.model);
+  if (adapters.none()) fail(Code::kStateMismatch, source.checkpoint, kNoAdapters);
+  make_parent_folders(folder);
+  const PeftWritten written = write_peft(
+      adapters, source.config,
+      {.folder = folder, .base = verb.base, .version = verb.peft, .force = verb.force}, fs);
+  const ExportedAdapter out{.folder = verb.adapter,
+                            .checkpoint = source.checkpoint,
+                            .family = std::string(source.config.family->model_type),
+                            .peft = std::string(to_text(verb.peft)),
+                            .tensors = written.tensors,
+                            .target_modules = written.modules,
+                            .target_parameters = written.parameters};
+  if (verb.json) return print_json(out);
+  std::cout << out.folder << ": adapter of a " << out.family << ", " << out.tensors
+            << " tensors in float32, in the layout of PEFT " << out.peft << '\n';
+}
+
+// What a whole model's folder has no place for is told before anything is written.
+void require_places(const ExportVerb& verb, const ExportSource& source) {
+  if (verb.merge && source.adapters == 0)
+    fail(Code::kStateMismatch, source.checkpoint, kNoAdapters);
+  if (verb.merge || source.adapters == 0) return;
+  fail(Code::kStateMismatch, source.checkpoint, "has", source.adapters,
+       "factors of adapters, for which the folder of a whole model has no place: --merge adds them",
+       "to the weights, --adapter FOLDER writes them alone, as PEFT reads them");
+}
+
+void refuse_beside(const CLI::App& verb, const std::string& what,
+                   std::initializer_list<const char*> others) {
+  for (const char* other : others) {
+    if (verb.count(other) > 0)
+      throw CLI::ValidationError(what, std::string("does not take ") + other);
+  }
+}
+
 void export_run(const ExportVerb& verb) {
   Fs fs;
   const Log log({stderr_sink()}, Level::kWarning);
@@ -43,6 +107,7 @@ void export_run(const ExportVerb& verb) {
   const std::string folder = followed_link(verb.folder);
   require_replaceable(folder);
   const ExportSource source = export_source(verb.run, log);
+  require_places(verb, source);
   make_parent_folders(folder);
   Exported out{.folder = verb.folder,
                .checkpoint = source.checkpoint,
@@ -53,17 +118,24 @@ void export_run(const ExportVerb& verb) {
   if (verb.check_logits) {
     check = [&](const std::string& staging) {
       out.logits = check_logits(staging, out.checkpoint, source.model);
-      require_logits(*out.logits, rounds(out.checkpoint, out.dtype), verb.folder);
+      const FolderWeights weights = rounds(out.checkpoint, out.dtype) ? FolderWeights::kRounded
+                                    : verb.merge                      ? FolderWeights::kMerged
+                                                                      : FolderWeights::kSame;
+      require_logits(*out.logits, weights, verb.folder);
     };
   }
-  out.tensors =
-      export_hf(source.config, tensors_of_checkpoint(source.checkpoint), folder, source.tokenizer,
-                {.dtype = out.dtype,
-                 .file_bytes = verb.shard.value,
-                 .force = verb.force,
-                 .files = source.files,
-                 .check = check},
-                fs);
+  TensorOf tensors = tensors_of_checkpoint(source.checkpoint);
+  if (verb.merge) {
+    const auto adapters = std::make_shared<RunAdapters>(source.checkpoint, source.model);
+    tensors = [adapters](const std::string& name) { return adapters->merged(name); };
+  }
+  out.tensors = export_hf(source.config, tensors, folder, source.tokenizer,
+                          {.dtype = out.dtype,
+                           .file_bytes = verb.shard.value,
+                           .force = verb.force,
+                           .files = source.files,
+                           .check = check},
+                          fs);
   if (verb.json) {
     print_json(out);
   } else {
@@ -82,7 +154,8 @@ void add_export(CLI::App& app, Call&) {
   CLI::App* verb = app.add_subcommand("export", "exports a checkpoint to a Hugging Face folder");
   const auto options = std::make_shared<ExportVerb>();
   verb->add_option("run", options->run, "run folder (its newest step) or step folder")->required();
-  verb->add_option("folder", options->folder, "output folder")->required();
+  verb->add_option("folder", options->folder, "output folder");
+  verb->add_flag("--merge", options->merge, "add a run's adapters to the weights they are beside");
   verb->add_option(
       "--dtype", options->dtype,
       "bfloat16, float16 or float32; default: the type it was imported in, or bfloat16");
@@ -93,11 +166,27 @@ void add_export(CLI::App& app, Call&) {
       "compute logits with this program from the checkpoint and from the exported files\n"
       "and compare them before the folder appears; needs 4 bytes per parameter");
   verb->add_flag("--json", options->json, "print the result as JSON");
+  verb->add_option("--adapter", options->adapter,
+                   "write the run's adapters alone to this folder, as PEFT reads them");
+  add_value(
+      *verb, "--peft", options->peft,
+      "of --adapter: the layout of experts' factors, of PEFT 0.18 and before, or 0.19 and on");
+  verb->add_option("--base", options->base,
+                   "of --adapter: the base model's folder or name, for adapter_config.json");
   verb->footer(
       "Example: troupe export runs/small out --dtype bfloat16 --check-logits\n"
       "The folder appears whole or not at all. A weight that the family's files have no place for\n"
-      "is an error.");
-  verb->callback([options] { export_run(*options); });
+      "is an error, also an adapter's: --merge or --adapter FOLDER say what becomes of it.");
+  verb->callback([options, verb] {
+    if (!options->adapter.empty()) {
+      refuse_beside(*verb, "--adapter",
+                    {"folder", "--merge", "--dtype", "--shard-size", "--check-logits"});
+      return export_adapter(*options);
+    }
+    refuse_beside(*verb, "an export without --adapter", {"--peft", "--base"});
+    if (options->folder.empty()) throw CLI::RequiredError("folder");
+    export_run(*options);
+  });
 }
 
 }  // namespace troupe

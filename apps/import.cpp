@@ -124,7 +124,8 @@ void import_folder(const ImportVerb& verb) {
   }
   // An upcycled model sums its experts' equal results, which rounds.
   const bool rounds = !verb.options.dtype.empty() || !verb.upcycle.empty();
-  if (out.logits) require_logits(*out.logits, rounds, out.checkpoint);
+  const FolderWeights weights = rounds ? FolderWeights::kRounded : FolderWeights::kSame;
+  if (out.logits) require_logits(*out.logits, weights, out.checkpoint);
 }
 
 }  // namespace

@@ -50,8 +50,9 @@ void print_logits(const LogitsCheck& check) {
       << fixed(check.mean, 3) << '\n';
 }
 
-void require_logits(const LogitsCheck& check, bool rounded, const std::string& place) {
-  if (within_tolerance(check, rounded)) return;
+void require_logits(const LogitsCheck& check, FolderWeights weights, const std::string& place) {
+  if (within_tolerance(check, weights)) return;
+  const bool rounded = weights == FolderWeights::kRounded;
   fail(Code::kStateMismatch, place, "the logits differ by", check.mean_difference,
        "in the mean, where theirs is", check.mean,
        rounded ? "and rounding moves them by 5 % at most" : "and no weight was rounded");

@@ -40,6 +40,6 @@ void print_json(const C& config) {
 void print_tokens(const TokenSummary& summary);
 void print_logits(const LogitsCheck& check);
 // E4005 where they differ by more than rounding explains.
-void require_logits(const LogitsCheck& check, bool rounded, const std::string& place);
+void require_logits(const LogitsCheck& check, FolderWeights weights, const std::string& place);
 
 }  // namespace troupe

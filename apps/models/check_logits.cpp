@@ -63,9 +63,12 @@ bool rounds(const std::string& checkpoint, const std::string& dtype) {
   });
 }
 
-bool within_tolerance(const LogitsCheck& check, bool rounded) {
-  constexpr double kOtherOrder = 1e-6, kRounded = 5e-2;
-  return check.equal || check.mean_difference <= (rounded ? kRounded : kOtherOrder) * check.mean;
+bool within_tolerance(const LogitsCheck& check, FolderWeights weights) {
+  constexpr double kOtherOrder = 1e-6, kMerged = 1e-5, kRounded = 5e-2;
+  const double bound = weights == FolderWeights::kRounded  ? kRounded
+                       : weights == FolderWeights::kMerged ? kMerged
+                                                           : kOtherOrder;
+  return check.equal || check.mean_difference <= bound * check.mean;
 }
 
 }  // namespace troupe

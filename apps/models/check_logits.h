@@ -35,12 +35,19 @@ LogitsCheck check_logits(const std::string& hf_folder, const std::string& checkp
 // Whether a weight of the checkpoint loses bits in that type of config.json.
 bool rounds(const std::string& checkpoint, const std::string& dtype);
 
+// How the folder's weights came of the checkpoint's.
+enum class FolderWeights {
+  kSame,
+  kMerged,   // adapters are added to them, which the checkpoint's model multiplies apart
+  kRounded,  // to another type
+};
+
 // Where no weight was rounded the bits must be equal, or the mean difference within 1e-6 of the
-// mean logit: the folder's class may compute the same in another order (a softmax over the chosen,
+// mean logit (merged: 1e-5): the folder's class may compute the same in another order (a softmax over the chosen,
 // or over all and divided by their sum). Else the mean difference must be below 5 % of the mean
 // logit: rounding to bfloat16 moves logits by 1 % or less, and turns a token to another expert
 // where two were nearly equal, which moves that token's logits by any amount. A tensor in a wrong
 // place moves all of them by more than their own size.
-bool within_tolerance(const LogitsCheck& check, bool rounded);
+bool within_tolerance(const LogitsCheck& check, FolderWeights weights);
 
 }  // namespace troupe

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <set>
 
+#include "apps/models/run_adapters.h"
 #include "troupe/checkpoint/files/names.h"
 #include "troupe/checkpoint/files/reader.h"
 #include "troupe/checkpoint/folder/find_resume.h"
@@ -71,6 +72,10 @@ void account(ExportSource& out) {
   constexpr std::string_view kModel = "model.";
   for (const auto& [name, tensor] : reader.tensors()) {
     if (!name.starts_with(kModel) || table.contains(name.substr(kModel.size()))) continue;
+    if (is_adapter(name)) {
+      ++out.adapters;
+      continue;
+    }
     if (state.contains(name.substr(kModel.size())) || matches_any({kFp8HistoryNames}, name)) {
       out.left_out.push_back(name);
     } else {
@@ -84,6 +89,17 @@ void account(ExportSource& out) {
     fail(Code::kStateMismatch, out.checkpoint, "does not fit the family",
          std::string(out.config.family->model_type), faults);
   }
+}
+
+// What the model was imported with that the run's adapters were begun from: false where it was not.
+bool take_base(const Recipe& recipe, ExportSource& out) {
+  if (recipe.checkpoint.init_from.empty()) return false;
+  const std::string folder = run_path(recipe.checkpoint.init_from).run + "/hf";
+  if (!is_there(folder + "/config.json")) return false;
+  out.config = read_hf_config(folder);
+  out.config.model = without_adapters(recipe.model);
+  out.tokenizer = folder;
+  return true;
 }
 
 }  // namespace
@@ -101,7 +117,12 @@ ExportSource export_source(const std::string& path, const Log& log) {
     Sources sources;
     const Recipe recipe = load_recipe(run + "/recipe.yaml", {}, sources);
     out.model = recipe.model;
-    out.config = hf_config_of(recipe.model);
+    const ModelConfig base = without_adapters(recipe.model);
+    if ((recipe.model.lora.on() || recipe.model.moe.ffn.lora.on()) && take_base(recipe, out)) {
+      account(out);
+      return out;
+    }
+    out.config = hf_config_of(base);
     add_tokenizer(run_tokenizer(run, recipe.data.tokenizer), out, log);
   }
   account(out);

@@ -22,15 +22,19 @@ int64_t product(const std::vector<int64_t>& sizes, size_t from = 0) {
                          std::multiplies<>());
 }
 
-double std_of(const Param& p) {
-  if (p.init.kind != Init::kKaiming) return p.init.std;
+// What a draw is multiplied by.
+double scale_of(const Param& p) {
+  if (p.init.kind == Init::kNormal) return p.init.std;
   const int64_t fan_in = p.init.fan_in > 0 ? p.init.fan_in : p.global.back();
-  return std::sqrt(2.0 / static_cast<double>(fan_in));
+  const double variance = p.init.kind == Init::kKaiming ? 2.0 : 1.0;
+  return std::sqrt(variance / static_cast<double>(fan_in));
 }
 
 // One element: the first draw inside the bounds. A draw is outside 3 standard deviations with
 // probability 0.0027, so 64 tries fail once in 10^164.
-float draw(const Rng& rng, uint64_t index, double truncate) {
+float draw(const Rng& rng, uint64_t index, const Init& init) {
+  if (init.kind == Init::kKaimingUniform) return 2 * rng.uniform(index) - 1;
+  const double truncate = init.truncate;
   float x = rng.normal(index);
   for (uint32_t again = 1; truncate > 0 && std::abs(x) > truncate && again < 64; ++again) {
     x = rng.normal(index, again);
@@ -70,7 +74,7 @@ class Box {
 
 void draw_box(const Param& p, size_t first_dim, const Rng& rng, at::Tensor flat) {
   const Box box(p, first_dim);
-  const double std = std_of(p);
+  const double scale = scale_of(p);
   const int64_t run = box.run(), step = std::max<int64_t>(1, kPiece / std::max<int64_t>(run, 1));
   for (int64_t begin = 0; begin < box.runs(); begin += step) {
     const int64_t end = std::min(box.runs(), begin + step);
@@ -81,8 +85,8 @@ void draw_box(const Param& p, size_t first_dim, const Rng& rng, at::Tensor flat)
                    for (int64_t r = from; r < to; ++r) {
                      const uint64_t at = box.global_index(begin + r);
                      for (int64_t i = 0; i < run; ++i) {
-                       out[r * run + i] = static_cast<float>(std) *
-                                          draw(rng, at + static_cast<uint64_t>(i), p.init.truncate);
+                       out[r * run + i] = static_cast<float>(scale) *
+                                          draw(rng, at + static_cast<uint64_t>(i), p.init);
                      }
                    }
                  });

@@ -37,11 +37,13 @@ struct Split {
 };
 
 struct Init {
-  enum Kind { kZero, kOne, kNormal, kKaiming };
+  enum Kind { kZero, kOne, kNormal, kKaiming, kKaimingUniform };
   Kind kind = kZero;
-  double std = 0;             // kNormal
-  double truncate = 0;        // in standard deviations; 0: not truncated. Redrawn, not clamped
-  int64_t fan_in = 0;         // kKaiming: normal with std sqrt(2 / fan_in); 0: the last dimension
+  double std = 0;       // kNormal
+  double truncate = 0;  // in standard deviations; 0: not truncated. Redrawn, not clamped
+  // kKaiming: normal with std sqrt(2 / fan_in); kKaimingUniform: uniform in +-1 / sqrt(fan_in), as
+  // torch::nn::Linear; 0: the last dimension.
+  int64_t fan_in = 0;
   bool same_experts = false;  // all experts start as copies of expert 0
   int64_t repeat = 1;         // upcycling (U1): row r of dimension 0 is drawn as row r / repeat
 };

@@ -113,6 +113,16 @@ TEST(Param, I2_KaimingFollowsTheFanIn) {
   EXPECT_NEAR(std, 0.2, 4 * 0.2 / std::sqrt(2.0 * 15000));
 }
 
+TEST(Param, I2_KaimingUniformIsWithinItsBound) {
+  const Init init{.kind = Init::kKaimingUniform};
+  const at::Tensor w = whole(Param::of({300, 25}, init), "a");
+  const double bound = 1 / std::sqrt(25.0);
+  EXPECT_LE(w.abs().max().item<double>(), bound);
+  EXPECT_GT(w.max().item<double>(), 0.99 * bound);
+  EXPECT_LT(w.min().item<double>(), -0.99 * bound);
+  EXPECT_NEAR(w.mean().item<double>(), 0, 4 * bound / std::sqrt(3.0 * 7500));
+}
+
 TEST(Param, I2_ExpertsMayStartAsCopies) {
   Init init = kNormal;
   init.same_experts = true;

@@ -31,7 +31,8 @@ Init up_init(const ModelConfig& c) {
 }
 
 Linear projection(const ModelConfig& c, int64_t rows) {
-  return Linear({rows, c.width, up_init(c), c.qkv_bias.value_or(c.bias)});
+  return Linear(
+      {rows, c.width, up_init(c), c.qkv_bias.value_or(c.bias), c.lora.of(LoraTarget::kAttention)});
 }
 
 std::optional<NormModule> qk_norm(const ModelConfig& c, int64_t heads, int64_t dim) {
@@ -71,12 +72,14 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
       q_(projection(c, l.heads * l.head_dim)),
       k_(projection(c, l.kv_heads * l.head_dim)),
       v_(projection(c, l.kv_heads * l.head_dim)),
-      out_({c.width, l.heads * l.head_dim, residual_init(c), c.out_bias.value_or(c.bias)}),
+      out_({c.width, l.heads * l.head_dim, residual_init(c), c.out_bias.value_or(c.bias),
+            c.lora.of(LoraTarget::kAttention)}),
       q_norm_(qk_norm(c, l.heads, l.head_dim)),
       k_norm_(qk_norm(c, l.kv_heads, l.head_dim)),
       max_positions_(c.max_positions) {
   if (c.sinks) sinks_ = Param::of({l.heads}, {.kind = Init::kZero}, Group::kNoDecay);
   if (c.positions == PositionForm::kRope) rope_.emplace(c.rope, turned_dims(c, l));
+  require_whole(c.lora.of(LoraTarget::kAttention), sharding_.ranks(), "attention");
   if (sharding_.alone()) return;
   layer_.heads = parts.heads(l.heads);
   layer_.kv_heads = parts.key_heads(l.kv_heads);

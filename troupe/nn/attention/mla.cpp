@@ -15,7 +15,11 @@ namespace troupe {
 namespace {
 
 LinearShape product(const ModelConfig& c, int64_t out, int64_t in) {
-  return {out, in, {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)}, false};
+  return {out,
+          in,
+          {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)},
+          false,
+          c.lora.of(LoraTarget::kAttention)};
 }
 
 bool whole_groups(int64_t out, int64_t in) {
@@ -75,12 +79,14 @@ Mla::Mla(const ModelConfig& c, const LayerConfig& l, const TensorParts& parts)
       dropout_(c.attn_dropout),
       kv_down_(product(c, config_.kv_rank + config_.rope_dim, c.width)),
       kv_up_(product(c, l.heads * (config_.nope_dim + config_.value_dim), config_.kv_rank)),
-      out_({c.width, l.heads * config_.value_dim, residual_init(c), false}),
+      out_({c.width, l.heads * config_.value_dim, residual_init(c), false,
+            c.lora.of(LoraTarget::kAttention)}),
       kv_norm_(latent_norm(c), config_.kv_rank),
       rope_(c.rope, config_.rope_dim),
       max_positions_(c.max_positions) {
   TROUPE_CHECK(!parts.head_exchange && !parts.ring,
                "context ranks exchange the keys of latent attention");
+  require_whole(c.lora.of(LoraTarget::kAttention), sharding_.ranks(), "attention");
   parts.cut(kv_up_.weight, 0);
   parts.cut(out_.weight, 1);
   if (config_.q_rank == 0) {

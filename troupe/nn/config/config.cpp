@@ -55,7 +55,8 @@ double most_params(const ModelConfig& c) {
     take(hidden, o.hidden);
   }
   const MlaConfig mla = c.mla.value_or(MlaConfig{});
-  const auto ranks = static_cast<double>(mla.q_rank + mla.kv_rank + c.moe.ffn.lora.rank);
+  const auto ranks =
+      static_cast<double>(mla.q_rank + mla.kv_rank + c.moe.ffn.lora.rank + c.lora.factors.rank);
   const auto head = static_cast<double>(
       std::max({c.head_dim, c.width, mla.nope_dim + mla.rope_dim + mla.value_dim}));
   const auto shared = static_cast<double>(c.moe.shared.experts) *
@@ -150,6 +151,44 @@ void check_layer(const ModelConfig& c, int64_t i, ModelFaults& f) {
   if (l.moe) f.part([&] { validate(*l.moe, moe_shape(c, l)); });
 }
 
+// Whether some layer has what the target adapts.
+bool has_target(const ModelConfig& c, LoraTarget target) {
+  for (int64_t i = 0; i < c.layers; ++i) {
+    const LayerConfig l = layer_config(c, i);
+    const bool here = target == LoraTarget::kAttention ? l.attention
+                      : target == LoraTarget::kFfn     ? !l.moe
+                      : target == LoraTarget::kShared  ? l.moe && l.moe->shared.experts > 0
+                      : target == LoraTarget::kExperts ? l.moe.has_value()
+                                                       : l.moe && gate_of(l.moe->router) != nullptr;
+    if (here) return true;
+  }
+  return false;
+}
+
+void check_lora(const ModelConfig& c, ModelFaults& f) {
+  const LoraConfig& factors = c.lora.factors;
+  f.unless(factors.rank >= 0, "lora.rank", "is", factors.rank, "; it must be 0 (off) or more");
+  if (!c.lora.on()) return;
+  f.unless(factors.rank <= c.width, "lora.rank", "is", factors.rank, "and the model's width is",
+           c.width, "; a larger rank than that adapts nothing more: use at most the width");
+  f.unless(factors.alpha > 0, "lora.alpha", "is", factors.alpha, "; it must be above 0");
+  f.unless(!c.moe.ffn.lora.on(), "lora", "and model.moe.lora both adapt the model:",
+           "leave model.moe.lora out, and name experts in model.lora.targets");
+  f.unless(!c.lora.targets.empty(), "lora.targets", "is empty, and model.lora.rank is",
+           factors.rank, "; name at least one of attention, experts, shared, router, ffn");
+  for (const LoraTarget target : c.lora.targets) {
+    f.unless(std::ranges::count(c.lora.targets, target) == 1, "lora.targets", "names",
+             to_text(target), "more than once");
+    f.unless(has_target(c, target), "lora.targets", "names", to_text(target) + ", and no layer of",
+             "the model has it: leave it out");
+  }
+  const auto* const biased = std::get_if<SigmoidBiasRouting>(&c.moe.router);
+  f.unless(c.moe.experts == 0 || biased == nullptr || biased->bias_rate == 0,
+           "moe.router.bias_rate", "is", biased == nullptr ? 0 : biased->bias_rate,
+           ", which moves a bias of the router in each step; with model.lora the base stays as it",
+           "is: set it to 0");
+}
+
 void check_overrides(const ModelConfig& c, ModelFaults& f) {
   for (const LayerOverride& o : c.overrides) {
     f.unless(!o.layers.empty(), "overrides", "an entry names no layers");
@@ -199,6 +238,11 @@ MoeConfig resolved(const ModelConfig& c) {
   if (c.init_std) {
     moe.ffn.init.std = *c.init_std;
     if (GateConfig* const gate = gate_of(moe.router)) gate->std = *c.init_std;
+  }
+  if (c.lora.on()) {
+    if (!moe.ffn.lora.on()) moe.ffn.lora = c.lora.of(LoraTarget::kExperts);
+    moe.shared.lora = c.lora.of(LoraTarget::kShared);
+    if (GateConfig* const gate = gate_of(moe.router)) gate->lora = c.lora.of(LoraTarget::kRouter);
   }
   if (!c.scaled_init && !moe.ffn.init.down_std) moe.ffn.init.down_std = moe.ffn.init.std;
   return moe;
@@ -266,6 +310,8 @@ void validate(const ModelConfig& c) {
     check_layer(c, i, f);
     f.raise();  // one layer's faults are mostly those of all
   }
+  check_lora(c, f);
+  f.raise();
 }
 
 }  // namespace troupe

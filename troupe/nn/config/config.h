@@ -16,6 +16,7 @@
 #include "troupe/core/config/counts.h"
 #include "troupe/nn/config/block_kinds.h"
 #include "troupe/nn/moe/moe_layer.h"
+#include "troupe/nn/parts/lora.h"
 #include "troupe/nn/parts/norm_module.h"
 #include "troupe/nn/parts/rope.h"
 
@@ -124,7 +125,8 @@ struct ModelConfig {
   std::optional<MlaConfig> mla;
   BlockConfig block;
   MtpConfig mtp;
-  MoeConfig moe;            // experts 0: a dense model
+  MoeConfig moe;  // experts 0: a dense model
+  ModelLora lora;
   int64_t first_dense = 0;  // the first layers have no MoE, whatever moe.layers says
   double z_loss = 0;        // of the head: z_loss lse^2 a token
   std::vector<LayerOverride> overrides = {};  // the later one wins
@@ -172,6 +174,7 @@ struct ModelConfig {
     f("block", c.block, "How attention and feed-forward of a block follow each other.");
     f("mtp", c.mtp, "Multi-token prediction.");
     f("moe", c.moe, "Mixture of experts.");
+    f("lora", c.lora, "Low-rank adapters beside the targets; all other weights are frozen.");
     f("first_dense", c.first_dense, "Number of leading dense layers; overrides moe.layers.");
     f("z_loss", c.z_loss,
       "Coefficient of the output logits' z-loss, mean logsumexp squared; 0: off.");

@@ -40,6 +40,34 @@ TEST(ModelConfig, LayersFollowTheirPatternsAndTheFirstDenseOnes) {
   EXPECT_TRUE(layer_config(c, 6).moe.has_value() == layer_config(c, 5).moe.has_value());
 }
 
+TEST(ModelConfig, LoraNamesWhatTheModelHas) {
+  const auto lora = [](const std::string& text) {
+    return fault(std::string("{layers: 2, width: 64, heads: 4, ") + kMoe + ", lora: " + text + "}");
+  };
+  EXPECT_EQ(lora("{rank: 2, targets: [attention, experts, router]}"), "");
+  EXPECT_EQ(lora("{rank: 0, targets: []}"), "");
+  EXPECT_EQ(
+      lora("{rank: 2, targets: [shared]}"),
+      "model.lora.targets: E2005 names shared, and no layer of the model has it: leave it out");
+  EXPECT_EQ(lora("{rank: 2, targets: []}"),
+            "model.lora.targets: E2005 is empty, and model.lora.rank is 2 ; name at least one of "
+            "attention, experts, shared, router, ffn");
+  EXPECT_EQ(
+      lora("{rank: 2, targets: [experts, experts]}").find("more than once") != std::string::npos,
+      true);
+  EXPECT_EQ(lora("{rank: 65}"),
+            "model.lora.rank: E2005 is 65 and the model's width is 64 ; a larger rank than that "
+            "adapts nothing more: use at most the width");
+  EXPECT_NE(fault("{layers: 2, width: 64, heads: 4, lora: {rank: 2}, moe: {experts: 8, hidden: 32, "
+                  "router: {kind: sigmoid_bias}}}")
+                .find("model.moe.router.bias_rate: E2005 is 0.001"),
+            std::string::npos);
+  EXPECT_NE(fault("{layers: 2, width: 64, heads: 4, lora: {rank: 2}, moe: {experts: 8, hidden: 32, "
+                  "lora: {rank: 2}}}")
+                .find("and model.moe.lora both adapt the model"),
+            std::string::npos);
+}
+
 TEST(ModelConfig, ANullMixtureIsADenseModel) {
   const ModelConfig c = read("{preset: olmoe-1b-7b, moe: null, ffn: 8192}");
   EXPECT_EQ(num_moe_layers(c), 0);

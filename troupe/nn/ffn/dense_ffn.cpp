@@ -28,6 +28,9 @@ DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden, const TensorParts& part
   const Init up = {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)};
   w1 = Param::of({G, hidden, D}, up).showing({G * hidden, D});
   w2 = Param::of({D, hidden}, residual_init(c));
+  const LoraConfig adapter = c.lora.of(LoraTarget::kFfn);
+  require_whole(adapter, sharding_.ranks(), "dense feed-forwards");
+  if (adapter.on()) lora.emplace(adapter, w1, w2);
   parts.cut(w1, 1);
   parts.cut(w2, 1);
   if (!c.ffn_bias.value_or(c.bias)) return;
@@ -38,6 +41,7 @@ DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden, const TensorParts& part
 
 void DenseFfn::compute_in_fp8(const Fp8Options& fp8) {
   TROUPE_CHECK(!b1 && !b2, "fp8: dense feed-forwards with biases stay in bf16");
+  TROUPE_CHECK(!lora, "fp8: dense feed-forwards with adapters stay in bf16");
   require_fp8_sides(w1, w2, "a dense feed-forward");
   fp8_.use(fp8, /*products=*/2);
 }
@@ -53,7 +57,9 @@ at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all) const {
   const GatheredTokens x = sharding_.all_gather(x_tD, all);
   FfnOptions options = form_.options();
   options.weights_order = x.beside;
-  const at::Tensor y_tD = sharding_.reduce_scatter(dense_ffn(x.x_T, w, options, fp8_.options()));
+  const at::Tensor y_TD = lora ? lora_dense_ffn(x.x_T, w, *lora, options)
+                               : dense_ffn(x.x_T, w, options, fp8_.options());
+  const at::Tensor y_tD = sharding_.reduce_scatter(y_TD);
   return b2 && !sharding_.alone() ? y_tD + b2->value : y_tD;  // once, behind the sum
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "troupe/nn/config/config.h"
-#include "troupe/nn/moe/experts.h"
+#include "troupe/nn/moe/lora_ffn.h"
 #include "troupe/nn/parts/tensor_parts.h"
 
 namespace troupe {
@@ -27,11 +27,13 @@ class DenseFfn {
     f("w2", m.w2);
     f("b1", m.b1);
     f("b2", m.b2);
+    if (m.lora) FfnLora::visit(*m.lora, f);
     f("fp8", m.fp8_);
   }
 
   Param w1, w2;                 // [2 F, D] (gate, then up) or [F, D]; [D, F]
   std::optional<Param> b1, b2;  // [2 F] or [F]; [D]
+  std::optional<FfnLora> lora;
 
  private:
   FfnForm form_;

@@ -37,6 +37,10 @@ class Decoder : public Model {
     }
     const std::vector<bool> behind(units_.end() - config.mtp.depth - 1, units_.end());
     if (std::ranges::count(behind, true) > 0) head_.emplace(config, options, behind);
+    if (!config.lora.on()) return;
+    troupe::for_each_param(*this, "", [](const std::string& name, Param& p) {
+      p.frozen = p.frozen || !is_adapter(name);
+    });
   }
 
   const ModelConfig& config() const override { return config_; }

@@ -1,7 +1,6 @@
 #include "troupe/nn/moe/experts.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/bmm.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -12,6 +11,7 @@
 #include <limits>
 
 #include "troupe/core/check.h"
+#include "troupe/nn/moe/lora_ffn.h"
 #include "troupe/ops/moe_ffn/dense_plan.h"
 #include "troupe/ops/support/view.h"
 
@@ -27,14 +27,6 @@ void require(bool holds, const What&... what) {
 
 bool bits_known(int64_t bits) {
   return bits == -1 || bits == 4 || bits == 8;
-}
-
-// W + alpha / rank B A for each expert.
-at::Tensor adapted(const Param& w, const std::optional<Param>& a, const std::optional<Param>& b,
-                   double alpha) {
-  if (!a) return w.value;
-  const double scale = alpha / static_cast<double>(a->value.size(1));
-  return w.value + at::bmm(b->value, a->value) * scale;
 }
 
 }  // namespace
@@ -79,6 +71,13 @@ void validate(const ExpertsConfig& c, int64_t top_k) {
           q.rematerialize, "but recompute expert keeps no H; set one of them");
   require((q.inputs == -1 && q.rematerialize == -1) || c.recompute != Recompute::kLayer,
           "quantize changes what experts keep, but recompute layer keeps nothing of theirs");
+  if (c.lora.on()) {
+    require(c.impl == ExpertsImpl::kGrouped, "adapters (lora) need impl grouped");
+    require(c.recompute != Recompute::kExpert,
+            "adapters (lora) keep H: recompute must be none, act or layer");
+    require(q.inputs == -1 && q.rematerialize == -1,
+            "adapters (lora) keep what backward reads as it is: leave quantize out");
+  }
   if (c.impl == ExpertsImpl::kGrouped) return;
   require(c.impl != ExpertsImpl::kBlockSparse || c.hidden % kExpertBlock == 0,
           "impl block_sparse needs hidden to be a multiple of", kExpertBlock, "; it is", c.hidden,
@@ -105,7 +104,7 @@ Experts::Experts(const ExpertsConfig& c, const ExpertsShape& shape)
   if (shape.slices > 1) {
     TROUPE_CHECK(F % shape.slices == 0, "experts' hidden", F, "is not cut evenly over",
                  shape.slices, "ranks");
-    TROUPE_CHECK(c.lora.rank == 0, "experts with lora cannot be cut by their hidden width: use at",
+    TROUPE_CHECK(!c.lora.on(), "experts with lora cannot be cut by their hidden width: use at",
                  "most as many expert ranks as experts");
     const int64_t columns = F / shape.slices;
     w1.take_box(2, shape.slice * columns, columns, Axis::kExpertTensor);
@@ -118,21 +117,21 @@ Experts::Experts(const ExpertsConfig& c, const ExpertsShape& shape)
       b2->take_box(1, from, to - from, Axis::kExpertTensor);
     }
   }
-  if (c.lora.rank == 0) return;
-  const Init a{.kind = Init::kKaiming}, zero{.kind = Init::kZero};
+  if (c.lora.on()) add_adapters(shape);
+}
+
+void Experts::add_adapters(const ExpertsShape& shape) {
+  const int64_t E = shape.experts, D = shape.width, r = config_.lora.rank;
+  const int64_t F = config_.hidden, G = config_.form.gates(), held = w1.size[0];
   w1.frozen = w2.frozen = true;
-  w1_lora_a = Param::of_experts({E, c.lora.rank, D}, a, shape.held);
-  w1_lora_b = Param::of_experts({E, G, F, c.lora.rank}, zero, shape.held)
-                  .showing({held, G * F, c.lora.rank});
-  w2_lora_a = Param::of_experts({E, c.lora.rank, F}, a, shape.held);
-  w2_lora_b = Param::of_experts({E, D, c.lora.rank}, zero, shape.held);
+  w1_lora_a = Param::of_experts({E, r, D}, lora_a_init(), shape.held);
+  w1_lora_b = Param::of_experts({E, G, F, r}, lora_b_init(), shape.held).showing({held, G * F, r});
+  w2_lora_a = Param::of_experts({E, r, F}, lora_a_init(), shape.held);
+  w2_lora_b = Param::of_experts({E, D, r}, lora_b_init(), shape.held);
 }
 
 ExpertWeights Experts::weights() const {
-  ExpertWeights w{.w1 = adapted(w1, w1_lora_a, w1_lora_b, config_.lora.alpha),
-                  .b1 = std::nullopt,
-                  .w2 = adapted(w2, w2_lora_a, w2_lora_b, config_.lora.alpha),
-                  .b2 = std::nullopt};
+  ExpertWeights w{.w1 = w1.value, .b1 = std::nullopt, .w2 = w2.value, .b2 = std::nullopt};
   if (b1) w.b1 = b1->value;
   if (b2) w.b2 = b2->value;
   if (b2 && slices_ > 1) {
@@ -170,6 +169,14 @@ ExpertsOutput Experts::forward(const ExpertRows& given) const {
   const ExpertWeights w = weights();
   if (const auto& fp8 = fp8_.options()) {
     return {moe_ffn_fp8(rows.source_SD, rows.scores_SK, rows.plan, w, options, *fp8)};
+  }
+  if (w1_lora_a) {
+    const ExpertFactors lora{.a1 = w1_lora_a->value,
+                             .b1 = w1_lora_b->value,
+                             .a2 = w2_lora_a->value,
+                             .b2 = w2_lora_b->value,
+                             .scale = config_.lora.scale()};
+    return {lora_experts_ffn(rows, w, lora, options, config_.recompute)};
   }
   switch (config_.impl) {
     case ExpertsImpl::kLoop: return {loop_ffn(rows, w, options, config_.recompute)};

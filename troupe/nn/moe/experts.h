@@ -14,6 +14,7 @@
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/params/param.h"
 #include "troupe/nn/parts/fp8_products.h"
+#include "troupe/nn/parts/lora.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8.h"
 
 namespace troupe {
@@ -62,17 +63,6 @@ constexpr auto names_of(Recompute) {
                     Named{"expert", Recompute::kExpert}, Named{"layer", Recompute::kLayer}};
 }
 
-// Low-rank adapters on W1 and W2 of every expert: W + alpha / rank B A; the base is frozen.
-struct LoraConfig {
-  int64_t rank = 0;  // 0: none
-  double alpha = 16;
-
-  static void visit(auto& c, auto&& f) {
-    f("rank", c.rank, "Adapter rank; 0: off.");
-    f("alpha", c.alpha, "Adapter scale: alpha / rank.");
-  }
-};
-
 // Bits of what backward reads (rule Q1): -1 off, 8 or 4; kGrouped alone can. `scatter` is
 // MegaBlocks' and has nothing to pack: its output rows are not kept, for the score comes before W2.
 struct QuantizeConfig {
@@ -115,7 +105,7 @@ struct ExpertsConfig {
   ExpertsImpl impl = ExpertsImpl::kGrouped;
   Recompute recompute = Recompute::kNone;
   QuantizeConfig quantize;
-  LoraConfig lora;
+  LoraConfig lora;  // on W1 and W2 of every expert, which are frozen (nn/moe/lora_ffn.h)
   ExpertsInit init;
 
   static void visit(auto& c, auto&& f) {
@@ -187,6 +177,7 @@ class Experts {
 
  private:
   ExpertWeights weights() const;
+  void add_adapters(const ExpertsShape& shape);
 
   ExpertsConfig config_;
   int64_t slices_;  // of each expert's hidden width, over ranks

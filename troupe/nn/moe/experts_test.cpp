@@ -144,7 +144,8 @@ TEST(Experts, X8_AdaptersStartAtTheBaseAndLearnAlone) {
   const ExpertRows rows = rows_of(c.type);
   m.w1_lora_b->value.detach().zero_();
   m.w2_lora_b->value.detach().zero_();
-  EXPECT_TRUE(m.forward(rows).y_SD.equal(base.forward(rows).y_SD));
+  // Scores are multiplied behind W2, which rounds otherwise.
+  EXPECT_LT((m.forward(rows).y_SD - base.forward(rows).y_SD).abs().max().item<double>(), 1e-12);
   m = experts_of(c);
   results(m, rows);
   EXPECT_FALSE(m.w1.value.grad().defined());

@@ -16,6 +16,11 @@ SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& rout
   TROUPE_CHECK(F >= 1, "a shared expert of width", F);
   w1 = Param::of({G, F, width}, routed.init.up()).showing({G * F, width});
   w2 = Param::of({width, F}, routed.init.down(layers));
+  if (config.lora.on()) {
+    require_whole(config.lora, parts.split_shared ? parts.sharding.ranks() : 1, "shared experts");
+    lora.emplace(config.lora, w1, w2);
+    w1.frozen = w2.frozen = true;
+  }
   if (parts.split_shared) {
     sharding_ = parts.sharding;
     parts.cut(w1, 1);
@@ -25,6 +30,7 @@ SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& rout
 }
 
 void SharedExpert::compute_in_fp8(const Fp8Options& fp8) {
+  TROUPE_CHECK(!lora, "fp8: shared experts with adapters stay in bf16");
   require_fp8_sides(w1, w2, "a shared expert");
   fp8_.use(fp8, /*products=*/2);
 }
@@ -38,7 +44,9 @@ at::Tensor SharedExpert::forward(const at::Tensor& x_tD, int64_t all) const {
   FfnOptions options = ffn_.options();
   options.weights_order = x.beside;
   const ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
-  at::Tensor y = sharding_.reduce_scatter(dense_ffn(x.x_T, w, options, fp8_.options()));
+  const at::Tensor y_TD = lora ? lora_dense_ffn(x.x_T, w, *lora, options)
+                               : dense_ffn(x.x_T, w, options, fp8_.options());
+  at::Tensor y = sharding_.reduce_scatter(y_TD);
   if (!gate) return y;
   const auto wide = wide_type(x_tD);
   const at::Tensor open_T1 = at::sigmoid(at::matmul(x_tD.to(wide), gate->value.to(wide).t()));

@@ -5,7 +5,7 @@
 // With train.fp8.ffn its products have 8-bit operands; the gate stays as it is.
 #pragma once
 
-#include "troupe/nn/moe/experts.h"
+#include "troupe/nn/moe/lora_ffn.h"
 #include "troupe/nn/parts/tensor_parts.h"
 
 namespace troupe {
@@ -22,6 +22,7 @@ struct SharedConfig {
   SharedForm form = SharedForm::kSum;
   // Computed while the dispatcher moves rows, instead of after the combine; no bit changes (SH4).
   bool overlap = true;
+  LoraConfig lora = {};  // of model.lora, which sets it: no key of its own
 
   static void visit(auto& c, auto&& f) {
     f("experts", c.experts, "Width of the shared expert as a multiple of moe.hidden; 0: off.");
@@ -54,11 +55,13 @@ class SharedExpert {
     f("w1", m.w1);
     f("w2", m.w2);
     f("gate", m.gate);
+    if (m.lora) FfnLora::visit(*m.lora, f);
     f("fp8", m.fp8_);
   }
 
   Param w1, w2;               // [2 f_s, D] or [f_s, D], [D, f_s]
   std::optional<Param> gate;  // [1, D]
+  std::optional<FfnLora> lora;
 
  private:
   SharedForm form_;

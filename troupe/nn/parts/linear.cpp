@@ -104,14 +104,28 @@ TensorList gradients_of_parts(const Gradients& g, const std::vector<int64_t>& ro
   return out;
 }
 
+at::Tensor with_adapters(const at::Tensor& y, const at::Tensor& x,
+                         const std::vector<const Linear*>& parts) {
+  TensorList deltas;
+  for (const Linear* part : parts) {
+    if (part->lora) deltas.push_back(part->lora->delta(x));
+  }
+  if (deltas.empty()) return y;
+  TROUPE_CHECK(deltas.size() == parts.size(), "adapters of", deltas.size(), "of", parts.size(),
+               "products");
+  return y + (deltas.size() == 1 ? deltas[0] : at::cat(deltas, 1));
+}
+
 }  // namespace
 
 Linear::Linear(const LinearShape& s) : weight(Param::of({s.out, s.in}, s.init)) {
   if (s.bias) bias = Param::of({s.out}, {.kind = Init::kZero}, Group::kNoDecay);
+  if (s.lora.on()) lora.emplace(s.lora, s.out, s.in);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  return linear_product(x, weight.value, bias ? bias->value : at::Tensor());
+  const at::Tensor y = linear_product(x, weight.value, bias ? bias->value : at::Tensor());
+  return lora ? y + lora->delta(x) : y;
 }
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -167,7 +181,7 @@ at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*
                      return gradients_of_parts(g, rows, biased, gradients);
                    }},
               1, {.name = "joined_linear_weights", .order = options.weights_order});
-  return p.y;
+  return with_adapters(p.y, x_TD, parts);
 }
 
 }  // namespace troupe

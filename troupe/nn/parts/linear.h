@@ -1,4 +1,4 @@
-// y = x W^T + b, and several such products of one x made as one.
+// y = x W^T + b, with an adapter s (x A^T) B^T where it has one, and several such products of one x made as one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "troupe/distributed/params/param.h"
+#include "troupe/nn/parts/lora.h"
 #include "troupe/ops/moe_ffn/linear_fp8.h"
 #include "troupe/ops/support/backward_order.h"
 
@@ -16,6 +17,7 @@ struct LinearShape {
   int64_t out, in;
   Init init;
   bool bias = false;
+  LoraConfig lora = {};  // an adapter beside the weight
 };
 
 struct Linear {
@@ -26,14 +28,17 @@ struct Linear {
   static void visit(auto& m, auto&& f) {
     f("weight", m.weight);
     f("bias", m.bias);
+    if (m.lora) LoraFactors::visit(*m.lora, f);
   }
 
   Param weight;               // [out, in]
   std::optional<Param> bias;  // [out]
+  std::optional<LoraFactors> lora;
 };
 
 // x [T, D] times all weights [n_i, D], side by side: [T, sum n_i]; biases all or none. One product
 // forward, two backward. Weights that are not one behind the other are joined by a copy in each.
+// Adapters, of all parts or of none, are added behind that product.
 struct JoinedOptions {
   // Where in the backward the weights' gradients are made; absent: with that of x.
   std::optional<BackwardOrder> weights_order = {};

@@ -152,6 +152,14 @@ std::string reason(const std::vector<LayoutForecast>& fit, size_t chosen, const 
          "sure of: " + describe(fit.front());
 }
 
+std::vector<std::string> adapted_targets(const ModelLora& lora) {
+  std::vector<std::string> out;
+  for (const LoraTarget target : {LoraTarget::kAttention, LoraTarget::kShared, LoraTarget::kFfn}) {
+    if (lora.of(target).on()) out.push_back(to_text(target));
+  }
+  return out;
+}
+
 }  // namespace
 
 LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
@@ -163,7 +171,8 @@ LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
           .whole_state = needs_whole_state(r.train.optimizer),
           .per_host = per_host,
           .hidden = r.model.moe.ffn.hidden,
-          .whole_experts = r.model.moe.ffn.lora.rank > 0,
+          .whole_experts = m.moe.ffn.lora.on() || m.lora.of(LoraTarget::kExperts).on(),
+          .adapted = adapted_targets(m.lora),
           .widths = widths_of(m),
           .table_rows = padded_vocab(m),
           .table_bytes = tables * kBytes * static_cast<double>(padded_vocab(m) * m.width),

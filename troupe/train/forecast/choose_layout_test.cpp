@@ -301,6 +301,24 @@ TEST(ChooseLayout, ExpertsThatCannotLieSoAreFaultsWithWhatWouldDo) {
   EXPECT_EQ(fault(2, {.world = 4, .experts = 2, .hidden = 96, .whole_experts = true}), "");
 }
 
+TEST(ChooseLayout, TensorRanksThatCutAdaptedMatricesAreFaults) {
+  const auto faults = [](const std::string& targets) {
+    const Recipe r = recipe_of(
+        "{model: {layers: 2, width: 64, heads: 4, vocab: 256, moe: {experts: 4, hidden: 32}, "
+        "lora: {rank: 2, targets: " +
+        targets + "}}, parallel: {tensor: 2}}");
+    return layout_faults(r.parallel, needs_of(r, 2, 2));
+  };
+  EXPECT_EQ(faults("[experts, router]"), std::vector<std::string>());
+  const std::vector<std::string> cut = faults("[attention, experts]");
+  ASSERT_EQ(cut.size(), 1u);
+  EXPECT_EQ(
+      cut[0],
+      "parallel.tensor: E2005 2 ranks would cut the matrices of attention, whose adapters "
+      "(model.lora) need them whole; use 1, with parallel.expert or shard: full in its place, "
+      "or leave attention out of model.lora.targets");
+}
+
 TEST(ChooseLayout, TensorRanksThatDoNotFitAreFaultsWithWhatWould) {
   const auto faults = [](const std::string& model, const std::string& parallel, int64_t world) {
     const Recipe r = recipe_of("model: {" + model + "}\nparallel: {" + parallel + "}");

@@ -1,5 +1,7 @@
 #include "troupe/train/loop/resume_run.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "troupe/checkpoint/files/names.h"
@@ -83,6 +85,21 @@ void require_schedule(const RunContext& run, const std::string& folder) {
   run.log().warning(what + "; continuing from sample " + std::to_string(run.state.done.samples));
 }
 
+// One line for all adapters that begin anew: a model has thousands.
+void log_load_notes(const std::vector<std::string>& notes, const Log& log) {
+  int64_t adapters = 0;
+  for (const std::string& note : notes) {
+    const std::string_view name = std::string_view(note).substr(0, note.find(" is not in"));
+    const bool adapter = note.starts_with("waived: ") && is_adapter(name);
+    adapters += adapter;
+    if (!adapter) log.info(note);
+  }
+  if (adapters > 0) {
+    log.info(std::to_string(adapters) +
+             " factors of adapters are not in the checkpoint and begin with zero effect");
+  }
+}
+
 }  // namespace
 
 ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
@@ -128,13 +145,14 @@ ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
     const std::string folder = run_on_all(group, [&] {
       return group.rank == 0 ? init_point(config.init_from).folder : std::string();
     })[0];
-    const Loaded from = load_weights(learner, folder,
-                                     {.waive_missing = config.waive_missing,
-                                      .waive_unused = config.waive_unused,
-                                      .cast = config.cast,
-                                      .strict = config.strict},
-                                     run.tools.faults, group);
-    for (const std::string& note : from.notes) run.log().info(note);
+    LoadOptions options{.waive_missing = config.waive_missing,
+                        .waive_unused = config.waive_unused,
+                        .cast = config.cast,
+                        .strict = config.strict};
+    const bool adapts = run.recipe.model.lora.on() || run.recipe.model.moe.ffn.lora.on();
+    if (adapts) std::ranges::copy(kAdapterNames, std::back_inserter(options.waive_missing));
+    const Loaded from = load_weights(learner, folder, options, run.tools.faults, group);
+    log_load_notes(from.notes, run.log());
     run.log().info("weights from " + folder + "; step 0");
   }
   if (!loaded && run.writes_logs()) refuse_lost_steps(config, run.tools.force, run.log());

@@ -703,6 +703,32 @@ TEST(Trainer, OnlyTheAdaptersOfExpertsChange) {
   EXPECT_EQ(adapters, 2 * 4);  // two layers, A and B of W1 and of W2, for all experts
 }
 
+// Row 245: so do those of a whole model, without a list of what is frozen.
+TEST(Trainer, OnlyTheAdaptersOfAWholeModelChange) {
+  Runs runs;
+  const std::vector<std::string> sets = {
+      "model.layers=2",
+      "model.ffn=48",
+      "model.overrides=[{layers: [1], experts: 0}]",
+      "model.moe.shared.experts=1",
+      "model.lora={rank: 2, targets: [attention, experts, shared, router, ffn]}",
+      "train.optimizer.lr=0.01"};
+  std::vector<std::string> none = sets;
+  none.back() = "train.optimizer.lr=0";
+  const std::map<std::string, at::Tensor> before = runs.weights_of("before", none),
+                                          after = runs.weights_of("after", sets);
+  int64_t adapters = 0;
+  for (const auto& [name, value] : after) {
+    const bool adapter = name.ends_with("lora_a") || name.ends_with("lora_b");
+    adapters += adapter;
+    EXPECT_EQ(!at::equal(value, before.at(name)), adapter) << name;
+    if (name.ends_with("lora_b")) EXPECT_FALSE(before.at(name).any().item<bool>()) << name;
+  }
+  // Two matrices each of: q, k, v and out of two layers; two of experts, of shared ones and of the
+  // dense feed-forward; the router.
+  EXPECT_EQ(adapters, 2 * (2 * 4 + 2 + 2 + 2 + 1));
+}
+
 TEST(Trainer, F120_Fp16OverflowHalvesTheScaleAndGoesOn) {
   Runs runs;
   const Result r = runs.run("fp16", {"train.precision=fp16", "train.loss_scale.initial=4294967296",

@@ -25,7 +25,11 @@ std::string layer_fault(const MoeConfig& moe, int64_t width) {
   }
   if (ffn.impl != ExpertsImpl::kGrouped) return "needs model.moe.impl: grouped";
   if (ffn.bias) return "does not take experts with biases: set model.moe.bias: false";
-  if (ffn.lora.rank > 0) return "does not take LoRA adapters: set model.moe.lora.rank: 0";
+  if (ffn.lora.on()) {
+    return "does not take LoRA adapters of experts: leave experts out of model.lora.targets, or "
+           "set "
+           "model.moe.lora.rank: 0";
+  }
   if (ffn.recompute == Recompute::kExpert) {
     return "does not take model.moe.recompute: expert; layer recomputes more, none less";
   }
@@ -87,6 +91,11 @@ std::string ffn_fault(const ModelConfig& model, const LayerConfig& layer, const 
            "false, or ffn: false";
   }
   const int64_t hidden = ffn_hidden(layer), ranks = layer.moe ? cut.shared : cut.tensor;
+  const LoraTarget target = layer.moe ? LoraTarget::kShared : LoraTarget::kFfn;
+  if (model.lora.of(target).on()) {
+    return "ffn: does not take LoRA adapters: leave " + to_text(target) +
+           " out of model.lora.targets, or use ffn: false";
+  }
   const std::string what = layer.moe ? "ffn: the shared expert" : "ffn: the dense feed-forward";
   if (model.width % kFp8Tile != 0) {
     return what + " sees a width of " + std::to_string(model.width) +

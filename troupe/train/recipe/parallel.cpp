@@ -305,6 +305,14 @@ std::vector<std::string> tensor_faults(const ParallelConfig& c, const LayoutNeed
     out.push_back("train.optimizer: E2005 " + needs.optimizer +
                   " works on whole matrices: tensor 1, muon or adamw");
   }
+  for (const std::string& target : needs.adapted) {
+    if (target == "shared" && c.split_shared != CutKind::kOn) continue;
+    out.push_back(key_fault("tensor", ranks + " ranks would cut the matrices of " + target +
+                                          ", whose adapters (model.lora) need them whole; use 1, "
+                                          "with parallel.expert or shard: full in its place, or "
+                                          "leave " +
+                                          target + " out of model.lora.targets"));
+  }
   // "48 query heads do not divide over 5 ranks; use 4 or 6"
   const auto divide = [&](const LayerWidths& w, int64_t all, const char* what) {
     if (all == 0 || all % c.tensor == 0) return;

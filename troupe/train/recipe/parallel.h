@@ -187,8 +187,7 @@ struct LayerWidths {
   int64_t heads = 0, kv_heads = 0, ffn = 0, shared = 0;  // 0: it has none
 };
 
-// Tables of fewer bytes, with their gradients, stay whole on each rank, and so do shared experts of
-// which a rank would have fewer columns (CutKind::kAuto).
+// Under kAuto smaller tables (with gradients) and shared experts (columns a rank) stay whole.
 inline constexpr double kWholeTables = 1 << 30;
 inline constexpr int64_t kLeastShared = 2048;
 
@@ -200,6 +199,7 @@ struct LayoutNeeds {
   int64_t per_host = 0;        // ranks of a host; 0: all
   int64_t hidden = 0;          // of an expert, which slices cut evenly; 0: not known
   bool whole_experts = false;  // with LoRA they cannot be cut by their width
+  std::vector<std::string> adapted = {};  // of model.lora's targets, those that tensor ranks cut
   std::vector<LayerWidths> widths = {};
   int64_t table_rows = 0;                // of the padded vocabulary
   double table_bytes = 0;                // values and gradients of the tables

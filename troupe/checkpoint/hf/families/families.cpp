@@ -55,6 +55,7 @@ class Misfit {
 
 void check_form(const HfForm& f, const ModelConfig& c, Misfit& m) {
   m.unless(c.overrides.empty(), "overrides");
+  m.unless(!c.lora.on(), "lora");
   m.unless(c.block.kind() == f.block, "block.kind");
   m.unless(c.vocab_pad == 1 || padded_vocab(c) >= c.vocab, "vocab_pad");
   m.unless(c.positions == (f.gpt2 ? PositionForm::kLearned : PositionForm::kRope), "positions");
@@ -102,7 +103,7 @@ void check_moe(const HfForm& f, const ModelConfig& c, Misfit& m) {
   m.unless(moe.latent == 0, "moe.latent");
   m.unless(moe.table_layers == 0, "moe.table_layers");
   m.unless(!moe.ffn.score_on_input, "moe.score_on_input");
-  m.unless(moe.ffn.lora.rank == 0, "moe.lora");
+  m.unless(!moe.ffn.lora.on(), "moe.lora");
   m.unless(moe.router.kind() == f.router, "moe.router.kind");
   const GateConfig* const gate = gate_of(moe.router);
   m.unless((gate != nullptr && gate->bias) == oss, "moe.router.bias");

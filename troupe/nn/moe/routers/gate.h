@@ -16,6 +16,7 @@
 #include "troupe/distributed/params/param.h"
 #include "troupe/nn/moe/routers/router.h"
 #include "troupe/nn/parts/context.h"
+#include "troupe/nn/parts/lora.h"
 
 namespace troupe {
 
@@ -39,6 +40,7 @@ struct GateConfig {
   Force force = Force::kNone;
   double force_std = 1;
   bool force_fixed = false;  // biased: the same vector in every step
+  LoraConfig lora = {};      // of model.lora, which sets it: no key of its own
 
   static void visit(auto& c, auto&& f) {
     f("jitter", c.jitter,
@@ -74,10 +76,12 @@ class Gate {
   static void visit(auto& m, auto&& f) {
     f("weight", m.weight);
     f("bias", m.bias);
+    if (m.lora) LoraFactors::visit(*m.lora, f);
   }
 
   Param weight;               // [E, D]
   std::optional<Param> bias;  // [E]
+  std::optional<LoraFactors> lora;
 
  private:
   at::Tensor forced(const at::Tensor& z_TE, const Context& context) const;

@@ -769,7 +769,7 @@ callbacks:
   other = text;
   other.replace(other.find("  pretrained: true"), 18, "  peft_config: {r: 8}");
   EXPECT_TRUE(any(convert_recipe(other, "f.yaml", ForeignKind::kFoundry).refused,
-                  "model.peft_config.r: 8: adapters are of experts alone"));
+                  "model.peft_config.r: 8: adapters are not converted"));
 }
 
 TEST(ConvertRecipe, FoundrysDefaultsAreItsOwn) {

@@ -23,7 +23,7 @@ constexpr std::string_view kEval = "evaluation reads data.valid in order, once: 
 constexpr std::string_view kTasks = "use `troupe eval --tasks`";
 constexpr std::string_view kLabel = "a label, which nothing is computed from";
 constexpr std::string_view kTokenizer = "the tokenizer's files say it";
-constexpr std::string_view kAdapters = "adapters are of experts alone: model.moe.lora";
+constexpr std::string_view kAdapters = "adapters are not converted: write them in model.lora";
 constexpr std::string_view kFiles = "make token files of it first: `troupe data build`";
 
 constexpr TreeRule kRules[] = {

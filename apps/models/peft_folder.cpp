@@ -1,0 +1,242 @@
+#include "apps/models/peft_folder.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <system_error>
+
+#include "troupe/checkpoint/files/safetensors.h"
+#include "troupe/checkpoint/state/tensor_element.h"
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+namespace stdfs = std::filesystem;
+
+[[noreturn]] void refuse_piece(const HfPiece& piece, const std::string& why) {
+  fail(Code::kBadValue, "--adapter", piece.name, why,
+       "; `troupe export RUN FOLDER --merge` writes the whole model with the adapters in it");
+}
+
+// The matrix of theirs, or the expert's of a tensor of all, that a piece is rows of.
+struct PieceRows {
+  int64_t expert = 0, experts = 1;
+  int64_t out = 0, in = 0;
+  bool in_first = false;  // experts' tensors [E, in, out]
+  int64_t first = 0, step = 1;
+};
+
+PieceRows rows_of(const HfPiece& p, int64_t columns) {
+  PieceRows out;
+  const bool stacked = p.shape.size() == 3;
+  if (!stacked && p.shape.size() != 2) refuse_piece(p, "is no matrix, and has no adapter in PEFT");
+  const int64_t rows = p.shape[p.shape.size() - 2], across = p.shape.back();
+  out.experts = stacked ? p.shape[0] : 1;
+  out.expert = p.offset / (rows * across);
+  const int64_t rest = p.offset % (rows * across);
+  out.in_first = stacked && p.column_stride == across && columns == rows;
+  if (out.in_first) {
+    out.out = across, out.in = rows, out.first = rest, out.step = p.row_stride;
+    return out;
+  }
+  if (p.column_stride != 1 || columns != across || rest % across != 0 ||
+      p.row_stride % across != 0) {
+    refuse_piece(p, "is kept transposed, for which PEFT has another form");
+  }
+  out.out = rows, out.in = across, out.first = rest / across, out.step = p.row_stride / across;
+  return out;
+}
+
+// The factors of one tensor of theirs.
+struct AdaptedTensor {
+  PieceRows form;
+  bool parameter = false;
+  std::string ours;              // of a matrix: the weight that it is made of
+  int64_t filled = 0;            // rows of all experts
+  std::vector<at::Tensor> a, b;  // of each expert: [r, in], [out, r]
+};
+
+// "model.layers.3.mlp.gate.weight": its module and the parameter in it.
+struct ParameterPlace {
+  std::string module, parameter;
+};
+ParameterPlace split_name(const std::string& theirs) {
+  const size_t dot = theirs.rfind('.');
+  return {theirs.substr(0, dot), theirs.substr(dot + 1)};
+}
+
+// "mlp.gate.weight": what the same tensor of any layer ends with.
+std::string without_layer(const std::string& name) {
+  constexpr std::string_view kLayers = ".layers.";
+  const size_t at = name.find(kLayers);
+  if (at == std::string::npos) return name;
+  const size_t dot = name.find('.', at + kLayers.size());
+  return dot == std::string::npos ? name : name.substr(dot + 1);
+}
+
+class PeftAdapter {
+ public:
+  PeftAdapter(const RunAdapters& adapters, const HfConfig& config) {
+    if (!config.factors.empty()) {
+      fail(Code::kBadValue, "--adapter", "the family", config.family->model_type,
+           "has factors that the import multiplied into the weights, so that an adapter of them is",
+           "none of the base; `troupe export RUN FOLDER --merge` writes the whole model");
+    }
+    for (const HfTensor& ours : hf_names(*config.family, config.model, /*fused=*/true)) {
+      const auto factors = adapters.of(ours.name);
+      if (!factors) continue;
+      for (const HfPiece& piece : ours.pieces) add(ours, piece, *factors);
+    }
+    for (const auto& [name, t] : targets_) {
+      if (t.filled != t.form.out * t.form.experts) {
+        fail(Code::kBadValue, "--adapter", "a part of", name,
+             "alone has an adapter, and PEFT's are",
+             "of whole matrices; `troupe export RUN FOLDER --merge` writes the whole model");
+      }
+    }
+  }
+
+  // All tensors of the file.
+  std::map<std::string, at::Tensor> tensors(PeftVersion version) const {
+    std::map<std::string, int64_t> parameters;  // of each module
+    for (const auto& [name, t] : targets_) parameters[split_name(name).module] += t.parameter;
+    std::map<std::string, at::Tensor> out;
+    for (const std::string& name : order_) {
+      const AdaptedTensor& t = targets_.at(name);
+      const std::string module = split_name(name).module;
+      std::string prefix = "base_model.model." + module + '.';
+      if (t.parameter) {  // the first is wrapped first: the last stands outside
+        for (int64_t i = --parameters.at(module); i > 0; --i) prefix += "base_layer.";
+      }
+      const auto [a, b] = joined(t, version);
+      out[prefix + "lora_A.weight"] = a;
+      out[prefix + "lora_B.weight"] = b;
+    }
+    return out;
+  }
+
+  PeftWritten targets() const {
+    PeftWritten out;
+    for (const std::string& name : order_) {
+      const bool parameter = targets_.at(name).parameter;
+      auto& into = parameter ? out.parameters : out.modules;
+      const std::string target = without_layer(parameter ? name : split_name(name).module);
+      if (std::ranges::find(into, target) == into.end()) into.push_back(target);
+    }
+    return out;
+  }
+
+ private:
+  void add(const HfTensor& ours, const HfPiece& piece, const WeightFactors& factors) {
+    const PieceRows rows = rows_of(piece, ours.columns);
+    const auto [at, added] = targets_.try_emplace(piece.name);
+    AdaptedTensor& t = at->second;
+    if (added) {
+      order_.push_back(piece.name);
+      t.form = rows;
+      t.ours = ours.name;
+      t.parameter = rows.experts > 1 || ours.name.ends_with("moe.router.weight");
+      t.a.resize(static_cast<size_t>(rows.experts));
+      t.b.resize(static_cast<size_t>(rows.experts));
+    } else if (rows.experts == 1 && t.ours != ours.name) {
+      refuse_piece(piece, "joins " + t.ours + " and " + ours.name +
+                              ", whose adapters are apart: PEFT has one for the whole");
+    }
+    const auto e = static_cast<size_t>(rows.expert);
+    if (!t.b[e].defined()) {
+      t.a[e] = factors.a;
+      t.b[e] = at::zeros({rows.out, factors.a.size(0)}, factors.a.options());
+    }
+    t.b[e]
+        .slice(0, rows.first, rows.first + (piece.rows - 1) * rows.step + 1, rows.step)
+        .copy_(factors.b.narrow(0, piece.row, piece.rows));
+    t.filled += piece.rows;
+  }
+
+  static std::pair<at::Tensor, at::Tensor> joined(const AdaptedTensor& t, PeftVersion version) {
+    if (t.form.experts == 1) return {t.a[0].contiguous(), t.b[0]};
+    const bool turned = version == PeftVersion::k0_18 && !t.form.in_first;
+    const int64_t E = t.form.experts, r = t.a[0].size(0);
+    const int64_t in = turned ? t.form.out : t.form.in, rows = turned ? t.form.in : t.form.out;
+    at::Tensor a = at::zeros({E, r, in}, t.a[0].options());
+    at::Tensor b = at::zeros({rows, r, E}, t.a[0].options());
+    for (int64_t e = 0; e < E; ++e) {
+      const at::Tensor &own_a = t.a[static_cast<size_t>(e)], &own_b = t.b[static_cast<size_t>(e)];
+      a.select(0, e).copy_(turned ? own_b.t() : own_a);
+      b.select(2, e).copy_(turned ? own_a.t() : own_b);
+    }
+    return {a.view({E * r, in}), b.view({rows, r * E})};
+  }
+
+  std::map<std::string, AdaptedTensor> targets_;  // by their name
+  std::vector<std::string> order_;                // of the names, as modules list their parameters
+};
+
+std::string config_text(const LoraConfig& config, const PeftWritten& targets,
+                        const PeftFolder& to) {
+  using Json = nlohmann::ordered_json;
+  Json out = {{"peft_type", "LORA"},
+              {"task_type", "CAUSAL_LM"},
+              {"peft_version", std::string(to_text(to.version)) + ".0"},
+              {"base_model_name_or_path", nullptr},
+              {"r", config.rank},
+              {"lora_alpha", config.alpha},
+              {"lora_dropout", 0.0},
+              {"use_rslora", config.rslora},
+              {"bias", "none"},
+              {"fan_in_fan_out", false},
+              {"init_lora_weights", true},
+              {"inference_mode", true},
+              {"target_modules", targets.modules},
+              {"target_parameters", targets.parameters}};
+  if (!to.base.empty()) out["base_model_name_or_path"] = to.base;
+  return out.dump(2) + '\n';
+}
+
+void write_tensors(Fs& fs, const std::string& path,
+                   const std::map<std::string, at::Tensor>& tensors) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : tensors) {
+    entries.push_back({name, Element::kF32, tensor.sizes().vec()});
+  }
+  NewFile file(fs, path);
+  write_safetensors(file, layout_safetensors(entries),
+                    [&](const SafetensorsEntry& entry, const WriteBytes& write) {
+                      write(bytes_of(tensors.at(entry.name).contiguous()));
+                    });
+  file.finish();
+}
+
+}  // namespace
+
+PeftWritten write_peft(const RunAdapters& adapters, const HfConfig& config, const PeftFolder& to,
+                       Fs& fs) {
+  std::error_code error;
+  const bool there = stdfs::exists(stdfs::symlink_status(to.folder, error));
+  if (there && !to.force) {
+    fail(Code::kFileFailed, to.folder, "is there already; --force replaces it");
+  }
+  const PeftAdapter adapter(adapters, config);
+  const std::map<std::string, at::Tensor> tensors = adapter.tensors(to.version);
+  PeftWritten out = adapter.targets();
+  out.tensors = std::ssize(tensors);
+  const std::string staging = make_staging_directory(fs, to.folder);
+  try {
+    write_tensors(fs, staging + "/adapter_model.safetensors", tensors);
+    NewFile text(fs, staging + "/adapter_config.json");
+    text.write(config_text(adapters.config(), out, to));
+    text.finish();
+    there ? replace_directory(fs, staging, to.folder) : publish_directory(fs, staging, to.folder);
+  } catch (...) {
+    if (stdfs::exists(staging, error)) remove_tree(fs, staging);
+    throw;
+  }
+  return out;
+}
+
+}  // namespace troupe

@@ -1,0 +1,156 @@
+"""Fine-tuning with model.lora: a tiny Qwen2-MoE of transformers is imported, trained with adapters on every target, and exported
+as PEFT's folder and merged. PEFT, transformers and this program must compute the same logits of it."""
+import json
+import unittest
+
+import peft
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tiny_hub import FolderTest, random_model
+
+# A layer with experts, a shared expert and a router, and a dense one.
+MODEL = dict(vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=64, rms_norm_eps=1e-5, intermediate_size=48, moe_intermediate_size=32, num_experts=4,
+             num_experts_per_tok=2, shared_expert_intermediate_size=40, mlp_only_layers=[1])
+TARGETS = ["attention", "experts", "shared", "router", "ffn"]
+LORA = {"rank": 3, "alpha": 6, "targets": TARGETS}
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(48).view(2, 24)).logits
+
+
+def apart(a, b):
+    return ((a - b).abs().max() / b.abs().max()).item()
+
+
+class Adapters(FolderTest):
+    def imported(self):
+        random_model(AutoConfig.for_model("qwen2_moe", **MODEL), torch.float32, std=0.15).save_pretrained(self.folder / "base")
+        self.troupe("import", "base", "run")
+
+    def write_recipe(self, lora, **checkpoint):
+        recipe = {"model": yaml.safe_load((self.folder / "run/recipe.yaml").read_text())["model"] | {"lora": lora},
+                  "data": {"train": [{"kind": "mock"}], "sequence": 32},
+                  "train": {"global_batch": 4, "steps": 8, "precision": "fp32", "optimizer": {"lr": 0.02},
+                            "schedule": {"kind": "constant", "warmup": 0}},
+                  "checkpoint": {"dir": "tuned", "init_from": "run/step-000000"} | checkpoint, "run": {"device": "cpu"}}
+        (self.folder / "tune.yaml").write_text(json.dumps(recipe))
+
+    def tuned(self, **lora):
+        self.imported()
+        self.write_recipe(LORA | lora)
+        self.troupe("train", "tune.yaml", "--quiet")
+
+    def with_peft(self, *options):
+        self.troupe("export", "tuned", "--adapter", "adapter", "--base", str(self.folder / "base"), "--force", *options)
+        return peft.PeftModel.from_pretrained(load(self.folder / "base"), str(self.folder / "adapter")).eval()
+
+    def merged(self):
+        said = json.loads(self.troupe("export", "tuned", "merged", "--merge", "--dtype", "float32", "--check-logits", "--json"))
+        # This program: the checkpoint's factors apart, and the merged files.
+        self.assertLess(said["logits"]["max_difference"], 1e-4 * said["logits"]["largest"])
+        return load(self.folder / "merged")
+
+    def test_245_peft_transformers_and_this_program_agree_on_the_logits(self):
+        self.tuned()
+        log = (self.folder / "tuned/log.txt").read_text()
+        self.assertRegex(log, r"\d+ factors of adapters are not in the checkpoint and begin with zero effect")
+        base, merged, adapted = logits(load(self.folder / "base")), logits(self.merged()), logits(self.with_peft())
+        self.assertGreater(apart(merged, base), 0.01)
+        self.assertLess(apart(adapted, merged), 1e-4)
+        config = json.loads((self.folder / "adapter/adapter_config.json").read_text())
+        self.assertEqual(config["base_model_name_or_path"], str(self.folder / "base"))
+        self.assertEqual(sorted(config["target_parameters"]),
+                         ["mlp.experts.down_proj", "mlp.experts.gate_up_proj", "mlp.gate.weight"])
+        self.assertEqual(sorted(config["target_modules"]), sorted(
+            [f"self_attn.{p}_proj" for p in "qkvo"] +
+            [f"mlp.{part}{p}_proj" for part in ("", "shared_expert.") for p in ("gate", "up", "down")]))
+
+    def test_245_rslora_divides_by_the_root_of_the_rank(self):
+        self.tuned(rslora=True)
+        model = self.with_peft()
+        self.assertTrue(model.peft_config["default"].use_rslora)
+        self.assertLess(apart(logits(model), logits(self.merged())), 1e-4)
+
+    def test_245_the_layout_of_0_18_says_the_same_of_experts(self):
+        self.tuned()
+        self.with_peft("--peft", "0.18")
+        base = dict(load(self.folder / "base").named_parameters())
+        merged = dict(self.merged().named_parameters())
+        factors = load_file(self.folder / "adapter/adapter_model.safetensors")
+        for name, under in (("gate_up_proj", "base_layer."), ("down_proj", "")):
+            at = "model.layers.0.mlp.experts."
+            a, b = (factors[f"base_model.model.{at}{under}lora_{x}.weight"] for x in "AB")
+            a, b = a.reshape(4, 3, -1), b.reshape(b.shape[0], 3, 4)
+            # What PEFT 0.18 adds to a parameter [E, i, o], whatever its dimensions mean.
+            delta = torch.einsum("o r e, e r i -> e i o", b, a) * LORA["alpha"] / LORA["rank"]
+            want = (merged[at + name] - base[at + name]).detach()
+            self.assertGreater(want.abs().max(), 1e-3)
+            self.assertLess(apart(delta, want), 1e-4, name)
+
+    def test_245_the_base_keeps_its_bits(self):
+        self.tuned()
+        newest = max(path.name for path in (self.folder / "tuned").glob("step-*"))
+        told = json.loads(self.troupe("diff", "run/step-000000", f"tuned/{newest}", "--only", "model.*", "--json", "--all", code=1))
+        self.assertGreater(told["tensors"], 20)
+        names = {d["name"] for d in told["differences"]}
+        factors = {name for name in names if name.endswith(("lora_a", "lora_b"))}
+        # Four products of attention in each of two layers, two of each of four experts, of the shared one and of the dense
+        # one, and the router.
+        self.assertEqual(len(factors), 2 * (2 * 4 + 2 * 4 + 2 + 2 + 1))
+        self.assertEqual({name for name in names - factors if not name.endswith("previous_fractions")}, set())
+        # Nor has the optimizer anything of it.
+        told = json.loads(self.troupe("diff", "run/step-000000", f"tuned/{newest}", "--only", "optimizer.*", "--json", code=1))
+        self.assertGreater(told["tensors"], 0)
+        self.assertEqual({d["name"] for d in told["differences"] if not d["name"].endswith(("lora_a", "lora_b"))}, set())
+
+    def losses(self, name):
+        records = map(json.loads, (self.folder / name / "log.jsonl").read_text().splitlines())
+        return [r["loss"] for r in records if "event" not in r]
+
+    def test_245_expert_ranks_and_sharded_parameters_train_the_same(self):
+        self.tuned()
+        one = self.losses("tuned")
+        self.assertEqual(len(one), 8)
+        for layout in ("{expert: 2}", "{shard: full}"):
+            name = "ranks-" + layout.strip("{}").replace(": ", "-")
+            self.troupe("launch", "-n", "2", "--quiet", "--", "train", "tune.yaml", "--quiet", "--set", f"checkpoint.dir={name}",
+                        "--set", f"parallel={layout}")
+            two = self.losses(name)
+            self.assertEqual(len(two), 8)
+            for a, b in zip(one, two):
+                self.assertLess(abs(a - b), 1e-4 * abs(a), (layout, one, two))
+        said = self.troupe("check", "tune.yaml", "--ranks", "2", "--set", "parallel={tensor: 2}", code=2)
+        self.assertIn("2 ranks would cut the matrices of attention, whose adapters (model.lora) need them whole; use 1", said)
+
+    def test_245_what_cannot_be_is_refused_with_what_to_do(self):
+        self.imported()
+        for lora, said in (({"rank": 3, "targets": ["attention", "head"]}, "one of attention, experts, shared, router, ffn"),
+                           ({"rank": 3, "targets": []}, "name at least one of attention, experts, shared, router, ffn"),
+                           ({"rank": 65}, "model.lora.rank: E2005 is 65 and the model's width is 64"),
+                           ({"rank": 3, "dora": True}, "dora")):
+            self.write_recipe(lora)
+            self.assertIn(said, self.troupe("train", "tune.yaml", code=2))
+        self.assertIn("has no adapters: it was not trained with model.lora", self.troupe("export", "run", "x", "--merge", code=4))
+        self.assertIn("has no adapters", self.troupe("export", "run", "--adapter", "x", code=4))
+        self.write_recipe({"rank": 2})
+        self.troupe("train", "tune.yaml", "--quiet", "--set", "train.steps=1")
+        said = self.troupe("export", "tuned", "x", code=4)
+        self.assertIn("factors of adapters, for which the folder of a whole model has no place: --merge adds them", said)
+        self.assertFalse((self.folder / "x").exists())
+        self.assertIn("--merge", self.troupe("export", "tuned", "--adapter", "x", "--merge", code=2))
+        self.assertIn("--peft", self.troupe("export", "tuned", "x", "--peft", "0.18", code=2))
+        self.assertIn("0.18, 0.19", self.troupe("export", "tuned", "--adapter", "x", "--peft", "0.17", code=2))
+
+
+if __name__ == "__main__":
+    unittest.main()

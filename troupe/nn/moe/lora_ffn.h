@@ -1,0 +1,45 @@
+// Feed-forwards whose two matrices have low-rank adapters (nn/parts/lora.h), by products of the
+// frozen matrix and of the factors that stand apart:
+//
+//   h = W1 x + b1 + s B1 (A1 x),   u = the activation of h (nn/moe/ffn_units.h),
+//   y = W2 u + b2 + s B2 (A2 u)
+//
+// For experts these are grouped products; each row's result is multiplied by its score behind W2,
+// which is the fused operator's value but for rounding.
+#pragma once
+
+#include "troupe/nn/moe/experts.h"
+#include "troupe/nn/parts/lora.h"
+
+namespace troupe {
+
+// Adapters of one feed-forward that every token passes, shown as w1 [G F, D] and w2 [D, F].
+struct FfnLora {
+  FfnLora(const LoraConfig& config, const Param& w1, const Param& w2);
+
+  static void visit(auto& m, auto&& f) {
+    f("w1_lora_a", m.up.a);
+    f("w1_lora_b", m.up.b);
+    f("w2_lora_a", m.down.a);
+    f("w2_lora_b", m.down.b);
+  }
+
+  LoraFactors up, down;
+};
+
+// x [T, D]; weights as dense_ffn's, with E = 1.
+at::Tensor lora_dense_ffn(const at::Tensor& x_TD, const ExpertWeights& weights, const FfnLora& lora,
+                          const FfnOptions& options);
+
+// Factors of all local experts: A1 [E, r, D], B1 [E, G F, r], A2 [E, r, F], B2 [E, D, r].
+struct ExpertFactors {
+  at::Tensor a1, b1, a2, b2;
+  double scale;
+};
+
+// As loop_ffn, in grouped products. Waits for no device.
+at::Tensor lora_experts_ffn(const ExpertRows& rows, const ExpertWeights& weights,
+                            const ExpertFactors& lora, const FfnOptions& options,
+                            Recompute again = Recompute::kNone);
+
+}  // namespace troupe

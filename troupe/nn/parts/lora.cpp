@@ -1,0 +1,55 @@
+#include "troupe/nn/parts/lora.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "troupe/core/check.h"
+#include "troupe/nn/parts/linear_product.h"
+
+namespace troupe {
+
+double LoraConfig::scale() const {
+  const auto r = static_cast<double>(rank);
+  return alpha / (rslora ? std::sqrt(r) : r);
+}
+
+LoraConfig ModelLora::of(LoraTarget target) const {
+  const bool adapted = std::find(targets.begin(), targets.end(), target) != targets.end();
+  return adapted ? factors : LoraConfig{};
+}
+
+Init lora_a_init() {
+  return {.kind = Init::kKaimingUniform};
+}
+
+Init lora_b_init() {
+  return {.kind = Init::kZero};
+}
+
+LoraFactors::LoraFactors(const LoraConfig& config, int64_t out, int64_t in)
+    : a(Param::of({config.rank, in}, lora_a_init())),
+      b(Param::of({out, config.rank}, lora_b_init())),
+      scale(config.scale()) {}
+
+at::Tensor LoraFactors::delta(const at::Tensor& x) const {
+  return linear_product(linear_product(x, a.value) * scale, b.value);
+}
+
+at::Tensor LoraFactors::delta_in(at::ScalarType type, const at::Tensor& x) const {
+  const at::Tensor low = at::linear(x.to(type), a.value.to(type)) * scale;
+  return at::linear(low, b.value.to(type));
+}
+
+bool is_adapter(std::string_view name) {
+  return name.ends_with("lora_a") || name.ends_with("lora_b");
+}
+
+void require_whole(const LoraConfig& config, int64_t ranks, const char* what) {
+  TROUPE_CHECK(!config.on() || ranks == 1, "lora:", ranks, "tensor ranks would cut the matrices of",
+               what, ", whose adapters need them whole: use one tensor rank");
+}
+
+}  // namespace troupe

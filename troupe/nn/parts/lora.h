@@ -1,0 +1,84 @@
+// Low-rank adapters (LoRA): a product of a frozen matrix and two small trained factors beside it,
+//
+//   y = W x + s B (A x)      A [r, in], B [out, r];  s = alpha / r, or alpha / sqrt(r) with rslora
+//
+// The factors are multiplied apart from W: W + s B A is made nowhere in training. A starts uniform
+// in +-1 / sqrt(in), as PEFT's does, and B at zero, so that a new model computes what its base does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "troupe/core/text/text.h"
+#include "troupe/distributed/params/param.h"
+
+namespace troupe {
+
+struct LoraConfig {
+  int64_t rank = 0;  // r; 0: none
+  double alpha = 16;
+  bool rslora = false;
+
+  static void visit(auto& c, auto&& f) {
+    f("rank", c.rank, "Adapter rank; 0: off.");
+    f("alpha", c.alpha, "Adapter scale: alpha / rank.");
+    f("rslora", c.rslora, "Divides alpha by sqrt(rank), not by rank.");
+  }
+  bool on() const { return rank > 0; }
+  double scale() const;  // s
+};
+
+enum class LoraTarget { kAttention, kExperts, kShared, kRouter, kFfn };
+constexpr auto names_of(LoraTarget) {
+  return std::array{Named{"attention", LoraTarget::kAttention},
+                    Named{"experts", LoraTarget::kExperts}, Named{"shared", LoraTarget::kShared},
+                    Named{"router", LoraTarget::kRouter}, Named{"ffn", LoraTarget::kFfn}};
+}
+
+// Adapters of a whole model, whose other weights are frozen.
+struct ModelLora {
+  LoraConfig factors;
+  std::vector<LoraTarget> targets = {LoraTarget::kAttention};
+
+  static void visit(auto& c, auto&& f) {
+    LoraConfig::visit(c.factors, f);
+    f("targets", c.targets,
+      "Adapted matrices: attention, experts, shared (experts), router, ffn (dense layers).");
+  }
+  bool on() const { return factors.on(); }
+  LoraConfig of(LoraTarget target) const;  // rank 0 where it is none of the targets
+};
+
+struct LoraFactors {
+  LoraFactors(const LoraConfig& config, int64_t out, int64_t in);
+
+  at::Tensor delta(const at::Tensor& x) const;  // s B (A x): [.., in] to [.., out], in x's type
+  // The same in `type`, whatever the factors' own is.
+  at::Tensor delta_in(at::ScalarType type, const at::Tensor& x) const;
+
+  static void visit(auto& m, auto&& f) {
+    f("lora_a", m.a);
+    f("lora_b", m.b);
+  }
+
+  Param a, b;
+  double scale;
+};
+
+// Initial values of A and of B.
+Init lora_a_init();
+Init lora_b_init();
+
+// Whether a parameter of this name is a factor of an adapter.
+bool is_adapter(std::string_view name);
+// Patterns of the names of all factors.
+inline constexpr const char* kAdapterNames[] = {"*lora_a", "*lora_b"};
+
+// Refuses adapters of matrices that are cut over tensor ranks; train/recipe/parallel.h names them.
+void require_whole(const LoraConfig& config, int64_t ranks, const char* what);
+
+}  // namespace troupe
