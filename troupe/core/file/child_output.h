@@ -24,7 +24,8 @@ enum class ChildInput { kEmpty, kSent };
 class ChildOutput {
  public:
   // `words`: the program, looked for in PATH, and its arguments. No shell reads them.
-  explicit ChildOutput(const std::vector<std::string>& words, ChildInput input = ChildInput::kEmpty);
+  explicit ChildOutput(const std::vector<std::string>& words,
+                       ChildInput input = ChildInput::kEmpty);
   ChildOutput(const ChildOutput&) = delete;
   ChildOutput& operator=(const ChildOutput&) = delete;
   ~ChildOutput();
