@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
+#include <span>
 
 #include "apps/parent_folders.h"
 #include "apps/print.h"
@@ -32,46 +33,75 @@ void require_id(const char* option, const std::optional<int32_t>& id) {
 // What build and count have in common: a corpus and how its text becomes ids.
 struct CorpusOptions {
   BuildConfig build;
-  std::string tokenizer;
+  std::string tokenizer, model_template;
+  CLI::App* verb = nullptr;
   bool no_eod = false, special_as_text = false, json = false, quiet = false;
   std::optional<int32_t> eod;
 
-  // Chats are written with --open and --close alone.
-  void say_template(const Log& log) const {
-    if (build.format != CorpusFormat::kChat) return;
-    const std::string file = chat_template_file(tokenizer);
-    if (file.empty()) return;
-    log.warning("chat: the template in " + file + " is not read: messages are written as " +
-                to_text(build.chat.open) + " content " + to_text(build.chat.close) +
-                " (--open, --close; ChatML unless set)");
+  bool has_marks() const { return verb->count("--open") + verb->count("--close") > 0; }
+
+  // What writes chats: --template, --open and --close, or the template of the tokenizer's folder.
+  void choose_template(const Log& log) {
+    if (build.format != CorpusFormat::kChat) {
+      if (model_template.empty()) return;
+      fail(Code::kBadValue, "--template", "is for chats: set --format chat");
+    }
+    if (!model_template.empty() && has_marks()) {
+      fail(Code::kBadValue, "--template", "and --open or --close exclude each other");
+    }
+    if (!model_template.empty() && model_template != "none") {
+      build.model_template = open_model_template(model_template, tokenizer);
+    } else if (model_template.empty()) {
+      build.model_template = find_model_template(tokenizer);
+    }
+    if (build.model_template && has_marks()) {
+      log.warning("chat: the template in " + build.model_template->file +
+                  " is not used: --open and --close are given");
+      build.model_template.reset();
+    }
+    if (!build.model_template) {
+      return log.info("chat: messages are written as " + to_text(build.chat.open) + " content " +
+                      to_text(build.chat.close) + " (--open, --close; ChatML unless set)");
+    }
+    if (build.chat.learn != ChatTemplate{}.learn) {
+      fail(Code::kBadValue, "--learn", build.chat.learn,
+           "needs --template none: a template says what the assistant says");
+    }
+    log.info("chat: messages are written by the template in " + build.model_template->file +
+             (build.model_template->chosen.empty() ? "" : ", " + build.model_template->chosen) +
+             ", and end as it ends them: no end-of-document id but that of --eod");
   }
 
-  void add_to(CLI::App& verb) {
-    verb.add_option("input", build.input, "files, folders or patterns, in order")->required();
-    verb.add_option("-t,--tokenizer", tokenizer,
-                    "tokenizer.json, SentencePiece .model, tiktoken ranks, model folder, or bytes");
-    add_value(verb, "--format", build.format,
+  void add_to(CLI::App& to) {
+    verb = &to;
+    to.add_option("input", build.input, "files, folders or patterns, in order")->required();
+    to.add_option("-t,--tokenizer", tokenizer,
+                  "tokenizer.json, SentencePiece .model, tiktoken ranks, model folder, or bytes");
+    add_value(to, "--format", build.format,
               "auto (by the file: JSON and tables are jsonl, else text), text, lines, jsonl, chat");
-    verb.add_option("--key", build.key,
-                    "JSON key, or column of a table, with the content; default: text; for chats, "
-                    "by the layout");
-    verb.add_option("--eod", eod,
-                    "end-of-document id; default: the tokenizer's end of text; bytes: none");
-    verb.add_flag("--no-eod", no_eod, "no end-of-document id");
-    verb.add_flag("--special-as-text", special_as_text,
-                  "encode special tokens in the text as plain text");
-    add_value(verb, "--on-bad", build.on_bad, "unreadable lines: stop or skip");
-    add_value(verb, "--longest", build.longest, "longest line, or file where a file is a document");
-    verb.add_option("--open", build.chat.open, "chat: text before a message")
+    to.add_option("--key", build.key,
+                  "JSON key, or column of a table, with the content; default: text; for chats, "
+                  "by the layout");
+    to.add_option("--eod", eod,
+                  "end-of-document id; default: the tokenizer's end of text; bytes: none");
+    to.add_flag("--no-eod", no_eod, "no end-of-document id");
+    to.add_flag("--special-as-text", special_as_text,
+                "encode special tokens in the text as plain text");
+    add_value(to, "--on-bad", build.on_bad, "unreadable lines: stop or skip");
+    add_value(to, "--longest", build.longest, "longest line, or file where a file is a document");
+    to.add_option("--template", model_template,
+                  "chat: Jinja template: FILE, model folder, a NAME of several, or none; default: "
+                  "that of the tokenizer's folder");
+    to.add_option("--open", build.chat.open, "chat: text before a message")
         ->default_str(to_text(build.chat.open));
-    verb.add_option("--close", build.chat.close, "chat: text after a message")
+    to.add_option("--close", build.chat.close, "chat: text after a message")
         ->default_str(to_text(build.chat.close));
-    verb.add_option("--learn", build.chat.learn, "chat: roles whose messages are learned")
+    to.add_option("--learn", build.chat.learn, "chat: roles whose messages are learned")
         ->capture_default_str();
-    verb.add_option("-w,--workers", build.workers,
-                    "threads; 0: one per core. The output does not depend on it");
-    verb.add_flag("--json", json, "print the result as JSON");
-    verb.add_flag("-q,--quiet", quiet, "no progress lines");
+    to.add_option("-w,--workers", build.workers,
+                  "threads; 0: one per core. The output does not depend on it");
+    to.add_flag("--json", json, "print the result as JSON");
+    to.add_flag("-q,--quiet", quiet, "no progress lines");
   }
 
   BuildTokenizer open() {
@@ -83,22 +113,24 @@ struct CorpusOptions {
            "would also encode the chat template (--open, --close) as plain text");
     }
     require_id("--eod", eod);
-    const std::shared_ptr<const Tokenizer> opened = open_tokenizer(tokenizer);
     // All ids of bytes are text: where a document ends, the index alone says.
     if (tokenizer == "bytes" && !eod) no_eod = true;
-    if (!eod && !no_eod && opened->special().eos < 0) {
+    const bool wants_eod = !no_eod && !build.model_template;
+    const std::shared_ptr<const Tokenizer> opened = open_tokenizer(tokenizer);
+    if (!eod && wants_eod && opened->special().eos < 0) {
       fail(Code::kBadValue, "--tokenizer", tokenizer,
            "has no end-of-text token: set --eod or --no-eod");
     }
-    build.append_eod = !no_eod;
+    build.append_eod = wants_eod || (eod && !no_eod);
     const EncodeOptions how{.add_special = false, .special_as_text = special_as_text};
     BuildTokenizer out{
         .encode = [opened, how](std::string_view text,
                                 std::vector<int32_t>& ids) { opened->append(text, how, ids); },
+        .spell = [opened](std::span<const int32_t> ids) { return spelled(*opened, ids); },
         .vocab = std::max<int64_t>(opened->vocab_size(), int64_t{eod.value_or(-1)} + 1),
         .fingerprint = hex(opened->fingerprint()),
         .manner = special_as_text ? "special as text" : ""};
-    if (!no_eod) out.eod = eod.value_or(opened->special().eos);
+    if (build.append_eod) out.eod = eod.value_or(opened->special().eos);
     return out;
   }
 };
@@ -128,11 +160,11 @@ struct Built {  // --json of data build
 };
 
 void build(CorpusOptions& options) {
+  const Log log = log_of(options.quiet);
+  options.choose_template(log);
   const BuildTokenizer tokenizer = options.open();
   make_parent_folders(options.build.output);
   Fs fs;
-  const Log log = log_of(options.quiet);
-  options.say_template(log);
   const BuildResult r = build_corpus(options.build, tokenizer, fs, log);
   const std::string& prefix = options.build.output;
   if (options.json) {
@@ -198,7 +230,11 @@ void count(CorpusOptions& options) {
   if (!text.empty() && out.files > 0) {
     fail(Code::kBadValue, text[0], "is text and others are token files: count them separately");
   }
-  if (!text.empty()) out = count_corpus(options.build, options.open(), log_of(options.quiet));
+  if (!text.empty()) {
+    const Log log = log_of(options.quiet);
+    options.choose_template(log);
+    out = count_corpus(options.build, options.open(), log);
+  }
   if (options.json) return print_json(out);
   for (const std::string& bad : out.bad) std::cout << "skipped  " << bad << '\n';
   std::cout << with_commas(out.files) << " files, " << with_commas(out.documents) << " documents, "

@@ -2,6 +2,8 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
+#include <optional>
+#include <variant>
 
 #include "apps/verbs.h"
 #include "troupe/core/config/config.h"
@@ -50,22 +52,28 @@ void complete(const GenerateOptions& options, Generator& generator, const Tokeni
   for (const std::string& text : texts) std::cout << text << '\n';
 }
 
-// The marks that the run's data were made with, where a set says so.
-ChatTemplate marks_of(const GenerateOptions& options, const ResolvedRun& recipe) {
+// How the run's data say that chats are written, or else the folder of its tokenizer.
+using ChatForm = std::variant<ChatTemplate, ModelTemplate>;
+
+ChatForm form_of(const GenerateOptions& options, const ResolvedRun& recipe) {
   ChatTemplate out;
   std::string from = "data build's own";
+  std::optional<ModelTemplate> own = find_model_template(recipe.data.tokenizer);
   for (const SourceConfig& source : recipe.data.train) {
     const auto* const files = std::get_if<MegatronFiles>(&source);
     if (files == nullptr) continue;
     const std::string prefix = token_prefix(files->path);
     const std::optional<BuildInfo> info = read_build_info(prefix);
-    if (!info || !info->chat) continue;
-    out = *info->chat;
+    if (!info || (!info->chat && !info->model_template)) continue;
+    if (info->chat) out = *info->chat;
+    own = info->model_template;
     from = "those of " + prefix + ".json";
     break;
   }
-  const std::string unread = chat_template_file(recipe.data.tokenizer);
-  if (!unread.empty()) std::cerr << "chat: the template in " << unread << " is not read\n";
+  if (own && !options.open && !options.close) {
+    std::cerr << "chat: template of " << own->file << '\n';
+    return *own;
+  }
   if (options.open) out.open = *options.open;
   if (options.close) out.close = *options.close;
   std::cerr << "chat: marks " << to_text(out.open) << " and " << to_text(out.close) << " ("
@@ -74,9 +82,7 @@ ChatTemplate marks_of(const GenerateOptions& options, const ResolvedRun& recipe)
 }
 
 // Each prompt, or without prompts each line of the standard input, is what the user says next.
-void chat(const GenerateOptions& options, Generator& generator, const Tokenizer& tokenizer,
-          const ChatTemplate& marks) {
-  Chat talk(generator, tokenizer, marks, options.sample);
+void converse(const GenerateOptions& options, Chat& talk) {
   if (!options.system.empty()) talk.say("system", options.system);
   const auto turn = [&](const std::string& text) {
     talk.say("user", text);
@@ -105,7 +111,12 @@ void generate(const GenerateOptions& options) {
   Generator generator = generator_of(*trained.learner);
   const Stopwatch watch;
   if (options.chat) {
-    chat(options, generator, *tokenizer, marks_of(options, recipe));
+    std::visit(
+        [&](const auto& form) {
+          Chat talk(generator, *tokenizer, form, options.sample);
+          converse(options, talk);
+        },
+        form_of(options, recipe));
   } else {
     complete(options, generator, *tokenizer);
   }

@@ -239,23 +239,21 @@ class TroupeFiles(unittest.TestCase):
         self.assertIn("x-valid stays as it is; if it was held out of the replaced x", ran.stderr)
         self.assertEqual(valid(), names)
 
-    def test_a_chat_template_that_is_not_read_is_told(self):
+    def test_a_chat_template_that_is_not_used_is_told(self):
         self.make_tokenizer()
         (self.folder / "chat.jsonl").write_text(json.dumps({"messages": MESSAGES}) + "\n")
         (self.folder / "model").mkdir()
         shutil.copy(self.folder / "tokenizer.json", self.folder / "model")
-        build = lambda name, *more: self.run_troupe("data", "build", "chat.jsonl", "--format", "chat", "-q", "-o", name, "-t",
-                                                    *more).stderr
-        self.assertEqual(build("a", "model"), "")
+        build = lambda name, *more: self.run_troupe("data", "build", "chat.jsonl", "--format", "chat", "-o", name, "-t", *more).stderr
+        marks = 'chat: messages are written as "<|im_start|>{role}\\u000a" content "<|im_end|>\\u000a"'
+        self.assertIn(marks, build("a", "model"))
         config = self.folder / "model/tokenizer_config.json"
         config.write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": "[INST] {{ messages }} [/INST]"}))
-        for name, tokenizer in (("b", "model"), ("c", "model/tokenizer.json")):
-            said = build(name, tokenizer)
-            self.assertIn("chat: the template in model/tokenizer_config.json is not read: messages are written as "
-                          '"<|im_start|>{role}\\u000a" content "<|im_end|>\\u000a"', said)
+        self.assertIn(marks, build("b", "model/tokenizer.json", "--template", "none"))
         (self.folder / "model/chat_template.jinja").write_text("[INST]")
         said = build("d", "model", "--open", "{role}: ")
-        self.assertIn('model/chat_template.jinja is not read: messages are written as "{role}: " content', said)
+        self.assertIn("the template in model/chat_template.jinja is not used: --open and --close are given", said)
+        self.assertIn('messages are written as "{role}: " content', said)
 
     def test_an_end_of_document_that_is_no_id_is_refused(self):
         self.write_lines(count=3)

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """`troupe generate` by the program: batches, chats, special tokens (rows 187 and 236)."""
 import json
+import os
 import re
 import subprocess
+import sys
 import unittest
 
 from nano_run import TROUPE, NanoRun
@@ -57,6 +59,7 @@ class Generate(NanoRun):
         self.assertEqual(json.loads((self.folder / "chats.json").read_text())["chat"]["close"], "<|im_end|>\n")
         self.train(timeout=300)
         words = ("generate", "run", "--chat", "--temperature", 0, "-n", 12)
+        self.answers_in_a_template(words)
         said = self.troupe(*words, "-p", "ping", "-p", "tick", "--speed")
         self.assertEqual(said.stdout, "pong\ntock\n")
         self.assertIn("those of chats.json", said.stderr)
@@ -70,6 +73,21 @@ class Generate(NanoRun):
         kept = self.troupe("generate", "run", "-p", prompt, "--temperature", 0, "-n", 3, "--special").stdout
         self.assertNotIn("<|im_", plain)
         self.assertTrue(kept.startswith(prompt + "pong"), kept)
+
+    def answers_in_a_template(self, words):
+        """The same chats by a Jinja template: the data set that it wrote says so, and it ends an answer."""
+        os.environ.setdefault("TROUPE_PYTHON", sys.executable)
+        template = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+                    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+        (self.folder / "own.jinja").write_text(template.replace("\n", "{{ '\\n' }}"))
+        marks = {end: (self.folder / ("chats" + end)).read_bytes() for end in (".bin", ".idx", ".json", ".weights")}
+        self.troupe("data", "build", "chats.jsonl", "--format", "chat", "-t", "tokenizer.json", "-o", "chats", "--replace",
+                    "--template", "own.jinja")
+        said = self.troupe(*words, "-p", "ping", "-p", "tick")
+        self.assertEqual(said.stdout, "pong\ntock\n")
+        self.assertIn("chat: template of own.jinja", said.stderr)
+        for end, data in marks.items():
+            (self.folder / ("chats" + end)).write_bytes(data)
 
     def command_with_input(self, words, text):
         ran = subprocess.run([str(w) for w in words], cwd=self.folder, env=self.env(), input=text, capture_output=True,

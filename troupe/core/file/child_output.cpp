@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -29,6 +31,15 @@ std::array<int, 2> make_pipe() {
   return ends;
 }
 
+// Of which a write to a child that has ended is an error, and no signal for the whole program.
+std::array<int, 2> make_socket() {
+  std::array<int, 2> ends{-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    fail(Code::kFileFailed, "a socket", "cannot be made:", std::strerror(errno));
+  }
+  return ends;
+}
+
 void close_end(int& end) {
   if (end >= 0) ::close(std::exchange(end, -1));
 }
@@ -40,14 +51,20 @@ std::string last_line(std::string text) {
 
 }  // namespace
 
-ChildOutput::ChildOutput(const std::vector<std::string>& words) {
+ChildOutput::ChildOutput(const std::vector<std::string>& words, ChildInput input) {
   std::array<int, 2> out = make_pipe(), errors = make_pipe();
   constexpr int kRoom = 1 << 20;
   ::fcntl(out[0], F_SETPIPE_SZ, kRoom);  // refused: 64 KiB serve as well
   ::fcntl(errors[0], F_SETFL, O_NONBLOCK);
+  std::array<int, 2> in{-1, -1};
+  if (input == ChildInput::kSent) in = make_socket();
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  if (input == ChildInput::kSent) {
+    posix_spawn_file_actions_adddup2(&actions, in[1], STDIN_FILENO);
+  } else {
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  }
   posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, errors[1], STDERR_FILENO);
   std::vector<char*> arguments;
@@ -56,14 +73,17 @@ ChildOutput::ChildOutput(const std::vector<std::string>& words) {
   arguments.push_back(nullptr);
   spawn_error_ = ::posix_spawnp(&pid_, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
+  close_end(in[1]);
   close_end(out[1]);
   close_end(errors[1]);
+  in_ = in[0];
   out_ = out[0];
   errors_ = errors[0];
   if (spawn_error_ != 0) pid_ = -1;
 }
 
 ChildOutput::~ChildOutput() {
+  close_end(in_);
   close_end(out_);
   if (pid_ >= 0 && !ended_) {
     ::kill(pid_, SIGKILL);
@@ -80,27 +100,76 @@ void ChildOutput::drain_errors() {
   }
 }
 
-size_t ChildOutput::read(std::span<char> out) {
-  size_t filled = 0;
-  while (filled < out.size() && out_ >= 0) {
-    // A child that writes much to its standard error waits until somebody reads it.
-    std::array<pollfd, 2> ready{pollfd{out_, POLLIN, 0},
-                                pollfd{errors_over_ ? -1 : errors_, POLLIN, 0}};
-    if (::poll(ready.data(), ready.size(), -1) < 0 && errno != EINTR) break;
-    if (ready[1].revents & POLLIN) {
-      drain_errors();
-    } else if (ready[1].revents != 0) {
-      errors_over_ = true;
-    }
-    if (ready[0].revents == 0) continue;
-    const ssize_t count = ::read(out_, out.data() + filled, out.size() - filled);
-    if (count > 0) {
-      filled += static_cast<size_t>(count);
-    } else if (count == 0 || errno != EINTR) {
-      close_end(out_);
-    }
+void ChildOutput::read_some() {
+  std::array<char, 1 << 16> block;
+  const ssize_t count = ::read(out_, block.data(), block.size());
+  if (count > 0) {
+    kept_.append(block.data(), static_cast<size_t>(count));
+  } else if (count == 0 || errno != EINTR) {
+    close_end(out_);
   }
-  return filled;
+}
+
+// Waits until there is output, or room for what is to be sent, and moves some of it. A child that
+// writes much to its standard error waits until somebody reads it.
+void ChildOutput::exchange(std::string_view* unsent) {
+  std::array<pollfd, 3> ready{pollfd{out_, POLLIN, 0},
+                              pollfd{errors_over_ ? -1 : errors_, POLLIN, 0},
+                              pollfd{unsent ? in_ : -1, POLLOUT, 0}};
+  if (::poll(ready.data(), ready.size(), -1) < 0) {
+    if (errno == EINTR) return;
+    close_end(in_);
+    return close_end(out_);
+  }
+  if (ready[1].revents & POLLIN) {
+    drain_errors();
+  } else if (ready[1].revents != 0) {
+    errors_over_ = true;
+  }
+  if (ready[0].revents != 0) read_some();
+  if (ready[2].revents == 0) return;
+  const ssize_t count = ::send(in_, unsent->data(), unsent->size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (count >= 0) {
+    unsent->remove_prefix(static_cast<size_t>(count));
+  } else if (errno != EINTR && errno != EAGAIN) {
+    close_end(in_);
+  }
+}
+
+bool ChildOutput::send(std::string_view text) {
+  while (!text.empty() && in_ >= 0) exchange(&text);
+  return text.empty();
+}
+
+std::string ChildOutput::take(size_t bytes) {
+  std::string out = kept_.substr(taken_, bytes);
+  taken_ += out.size();
+  if (taken_ == kept_.size()) {
+    kept_.clear();
+    taken_ = 0;
+  }
+  return out;
+}
+
+size_t ChildOutput::read(std::span<char> out) {
+  while (kept() < out.size() && out_ >= 0) exchange(nullptr);
+  const std::string some = take(out.size());
+  std::ranges::copy(some, out.begin());
+  return some.size();
+}
+
+std::optional<std::string> ChildOutput::line() {
+  for (size_t from = taken_;;) {
+    const size_t end = kept_.find('\n', from);
+    if (end != std::string::npos) {
+      std::string out = take(end + 1 - taken_);
+      out.pop_back();
+      return out;
+    }
+    if (out_ < 0) return std::nullopt;
+    from = kept_.size();
+    exchange(nullptr);
+  }
 }
 
 std::string ChildOutput::rest() {
@@ -113,6 +182,7 @@ std::string ChildOutput::rest() {
 ChildEnd ChildOutput::wait() {
   if (spawn_error_ != 0) return {.never_began = true, .said = std::strerror(spawn_error_)};
   if (!ended_) {
+    close_end(in_);
     close_end(out_);
     while (::waitpid(pid_, &status_, 0) < 0 && errno == EINTR) {
     }

@@ -51,5 +51,32 @@ TEST(ChildOutput, ClosedErrorsDoNotEndTheOutput) {
   EXPECT_TRUE(child.wait().ok);
 }
 
+TEST(ChildOutput, AnswersWhatItIsSent) {
+  ChildOutput child({"cat"}, ChildInput::kSent);
+  ASSERT_TRUE(child.send("one\ntwo\nth"));
+  EXPECT_EQ(child.line(), "one");
+  EXPECT_EQ(child.line(), "two");
+  ASSERT_TRUE(child.send("ree\n"));
+  EXPECT_EQ(child.line(), "three");
+  EXPECT_TRUE(child.wait().ok);
+}
+
+TEST(ChildOutput, BothMayWriteMoreThanAPipeHolds) {
+  ChildOutput child({"cat"}, ChildInput::kSent);
+  const std::string text(size_t{8} << 20, 'x');
+  ASSERT_TRUE(child.send(text));
+  ASSERT_TRUE(child.send("\n"));
+  EXPECT_EQ(child.line(), text);
+}
+
+TEST(ChildOutput, SendingToOneThatHasEndedIsNoSignal) {
+  ChildOutput child({"sh", "-c", "echo out; echo 'the reason' >&2; exit 3"}, ChildInput::kSent);
+  EXPECT_EQ(child.line(), "out");
+  EXPECT_EQ(child.line(), std::nullopt);
+  while (child.send("more")) {
+  }
+  EXPECT_EQ(child.wait().said, "the reason");
+}
+
 }  // namespace
 }  // namespace troupe

@@ -79,6 +79,7 @@ class Build {
         valid_output_(output_),
         hash_(hash_of(config, tokenizer, files_)) {
     valid_output_.prefix = valid_prefix(config.output);
+    if (config.model_template) renderers_.emplace(*config.model_template);
   }
 
   BuildResult run() {
@@ -149,7 +150,14 @@ class Build {
   }
 
   void encode_all(CorpusReader& reader, Writers& writers) {
-    const EncodeJob job{rules_, tokenizer_.encode, config_.longest.value, config_.workers, log_};
+    std::optional<ChatWriter> chats;
+    if (renderers_) chats.emplace(ChatWriter{*renderers_, tokenizer_.spell});
+    const EncodeJob job{.rules = rules_,
+                        .encode = tokenizer_.encode,
+                        .longest = config_.longest.value,
+                        .workers = config_.workers,
+                        .log = log_,
+                        .chats = chats ? &*chats : nullptr};
     encode_corpus(reader, job, [&](const EncodedPiece& piece) {
       write(piece, writers);
       note(piece, reader, writers);
@@ -226,14 +234,16 @@ class Build {
   }
 
   BuildInfo info_of(const TokenWriter& writer) const {
-    return {
-        .tokenizer = tokenizer_.fingerprint,
-        .vocab = tokenizer_.vocab,
-        .documents = writer.counts().documents,
-        .tokens = writer.counts().tokens,
-        .skipped = result_.info.skipped,
-        .chat = rules_.format == CorpusFormat::kChat ? std::optional(config_.chat) : std::nullopt,
-        .held_out = 0};
+    return {.tokenizer = tokenizer_.fingerprint,
+            .vocab = tokenizer_.vocab,
+            .documents = writer.counts().documents,
+            .tokens = writer.counts().tokens,
+            .skipped = result_.info.skipped,
+            .chat = rules_.format == CorpusFormat::kChat && !config_.model_template
+                        ? std::optional(config_.chat)
+                        : std::nullopt,
+            .model_template = config_.model_template,
+            .held_out = 0};
   }
 
   void publish(TokenWriter& writer, const std::string& prefix, const BuildInfo& info) {
@@ -342,7 +352,10 @@ class Build {
                    (first_not_utf8_.empty() ? "" : ", the first is " + first_not_utf8_) +
                    ": the tokenizer took them as they are");
     }
-    if (result_.learned == 0 && result_.info.tokens > 0) {
+    if (result_.learned == 0 && result_.info.tokens > 0 && config_.model_template) {
+      log_.warning("data build: nothing is learned: the template of " +
+                   config_.model_template->file + " marks nothing as the assistant's");
+    } else if (result_.learned == 0 && result_.info.tokens > 0) {
       log_.warning("data build: nothing is learned: no message has the role \"" +
                    config_.chat.learn + "\" (chat.learn; data build --learn)");
     }
@@ -363,6 +376,7 @@ class Build {
   int64_t begin_bytes_ = 0, noted_bytes_ = 0;
   CorpusPlace place_ = {};  // behind what is written
   std::string first_not_utf8_ = {};
+  std::optional<ChatRenderers> renderers_ = {};
   BuildResult result_;
 };
 
@@ -390,6 +404,10 @@ void validate(const BuildConfig& config, const BuildTokenizer& tokenizer) {
          "the tokenizer has no end-of-document id: set append_eod: false");
   }
   TROUPE_CHECK(tokenizer.vocab > 0 && tokenizer.encode, tokenizer.vocab);
+  TROUPE_CHECK(!config.model_template || tokenizer.spell, "no spelling of ids");
+  if (config.model_template && config.format != CorpusFormat::kChat) {
+    fail(Code::kBadValue, "model_template", "writes chats: set format: chat");
+  }
 }
 
 BuildResult build_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer, Fs& fs,

@@ -23,6 +23,8 @@
 #include "troupe/core/text/units.h"
 #include "troupe/data/text/build_info.h"
 #include "troupe/data/text/documents.h"
+#include "troupe/data/text/masked_text.h"
+#include "troupe/data/tokenizer/chat_template.h"
 
 namespace troupe {
 
@@ -43,6 +45,7 @@ struct BuildConfig {
   int workers = 0;                      // 0: one for each core
   bool replace = false;                 // PREFIX may exist
   ChatTemplate chat = {};
+  std::optional<ModelTemplate> model_template = {};  // writes chats in place of `chat`
   static void visit(auto& c, auto&& f) {
     f("input", c.input);
     f("output", c.output);
@@ -55,11 +58,13 @@ struct BuildConfig {
     f("workers", c.workers);
     f("replace", c.replace);
     f("chat", c.chat);
+    f("model_template", c.model_template);
   }
 };
 
 struct BuildTokenizer {
   Encode encode;
+  Spell spell = {};   // needed where a model's own template writes chats
   int64_t vocab = 0;  // ids are below; decides between 2 and 4 bytes an id
   std::optional<int32_t> eod = {};
   std::string fingerprint = {};  // goes into PREFIX.json

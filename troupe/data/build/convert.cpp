@@ -78,6 +78,7 @@ std::optional<BuildInfo> joined_info(const std::vector<std::string>& prefixes) {
     out->tokens += info->tokens;
     out->skipped += info->skipped;
     if (info->chat != out->chat) out->chat.reset();
+    if (info->model_template != out->model_template) out->model_template.reset();
   }
   return out;
 }

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <numeric>
+#include <optional>
 
 #include "troupe/data/build/encode_corpus.h"
 
@@ -19,7 +20,18 @@ CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokeni
   CorpusReader reader(files,
                       {.format = rules.format, .key = rules.key, .longest = config.longest.value});
   CorpusCount out{.files = std::ssize(files), .bad = {}};
-  const EncodeJob job{rules, tokenizer.encode, config.longest.value, config.workers, log};
+  std::optional<ChatRenderers> renderers;
+  std::optional<ChatWriter> chats;
+  if (config.model_template) {
+    renderers.emplace(*config.model_template);
+    chats.emplace(ChatWriter{*renderers, tokenizer.spell});
+  }
+  const EncodeJob job{.rules = rules,
+                      .encode = tokenizer.encode,
+                      .longest = config.longest.value,
+                      .workers = config.workers,
+                      .log = log,
+                      .chats = chats ? &*chats : nullptr};
   encode_corpus(reader, job, [&](const EncodedPiece& piece) {
     out.skipped += skip_bad(piece.bad, config.on_bad, out.bad);
     out.not_utf8 += piece.not_utf8;

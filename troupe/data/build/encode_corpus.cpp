@@ -1,12 +1,16 @@
 #include "troupe/data/build/encode_corpus.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/core/text/utf8.h"
 #include "troupe/data/build/ordered_workers.h"
+#include "troupe/data/text/chat_line.h"
+#include "troupe/data/text/json_line.h"
 
 namespace troupe {
 
@@ -14,13 +18,72 @@ std::string settled_key(const std::string& key, CorpusFormat format) {
   return key.empty() && format != CorpusFormat::kChat ? "text" : key;
 }
 
+namespace {
+
+// Calls f(text, number) for each document of a piece: its lines that are not empty, or the whole.
+void each_document(const CorpusPiece& piece,
+                   const std::function<void(std::string_view text, int64_t number)>& f) {
+  std::string_view text = piece.text;
+  int64_t number = piece.first_line;
+  if (piece.is_first) text = without_byte_order_mark(text);
+  if (piece.format == CorpusFormat::kText || piece.long_line) return f(text, number);
+  for (; !text.empty(); ++number) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.find_first_not_of(" \t") != std::string_view::npos) f(line, number);
+  }
+}
+
+// What the template writes for each line of a piece. A line has none where add_document refuses it,
+// or where it is a prompt and a completion without marks.
+using RenderedLines = std::map<int64_t, RenderedChat>;
+
+RenderedLines render_lines(const CorpusPiece& piece, const std::string& key, int64_t longest,
+                           ChatRenderers& renderers) {
+  RenderedLines out;
+  std::vector<std::string> requests;
+  std::vector<int64_t> numbers;
+  if (piece.long_line) return out;
+  each_document(piece, [&](std::string_view text, int64_t number) {
+    if (std::ssize(text) > longest) return;
+    try {
+      const ChatRow row = read_chat(text, key);
+      const auto marked = std::ranges::count(row.messages, true, &ChatMessage::has_marks);
+      if (marked == 0 && !row.messages.empty()) return;
+      if (marked < std::ssize(row.messages)) {
+        out[number].fault = "of prompt and completion one is a text and one a list of messages";
+        return;
+      }
+      requests.push_back(chat_request(row, Wanted::kMasked));
+      numbers.push_back(number);
+    } catch (const JsonFault&) {  // add_document says it
+    }
+  });
+  std::vector<RenderedChat> rendered = renderers.render(requests);
+  for (size_t i = 0; i < numbers.size(); ++i) out[numbers[i]] = std::move(rendered[i]);
+  return out;
+}
+
+void add_rendered(std::string_view text, const RenderedChat& chat, const DocumentRules& rules,
+                  const Encode& encode, const Spell& spell, EncodedDocuments& out) {
+  if (!chat.fault.empty()) throw chat.fault;
+  const size_t begin = out.ids.size();
+  add_masked(chat, encode, spell, out);
+  end_document(text, rules, begin, out);
+}
+
+}  // namespace
+
 EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
-                          const Encode& encode, int64_t longest) {
+                          const Encode& encode, int64_t longest, const ChatWriter* chats) {
   EncodedPiece out{.next = piece.next, .text_bytes = std::ssize(piece.text)};
   DocumentRules here = rules;
   here.format = piece.format;
-  int64_t number = piece.first_line;
-  const auto add = [&](std::string_view text) {
+  RenderedLines rendered;
+  if (chats) rendered = render_lines(piece, rules.key, longest, chats->renderers);
+  each_document(piece, [&](std::string_view text, int64_t number) {
     const std::string place =
         here.format == CorpusFormat::kText
             ? piece.path
@@ -33,21 +96,16 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
     if (std::ssize(text) > longest) return too_long(std::ssize(text));
     if (!is_utf8(text) && out.not_utf8++ == 0) out.first_not_utf8 = place;
     try {
-      add_document(text, here, encode, out.documents);
+      const auto chat = rendered.find(number);
+      if (chat != rendered.end()) {
+        add_rendered(text, chat->second, here, encode, chats->spell, out.documents);
+      } else {
+        add_document(text, here, encode, out.documents);
+      }
     } catch (const std::string& what) {
       out.bad.push_back({place, what});
     }
-  };
-  std::string_view text = piece.text;
-  if (piece.is_first) text = without_byte_order_mark(text);
-  if (here.format == CorpusFormat::kText || piece.long_line) return add(text), out;
-  for (; !text.empty(); ++number) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    if (line.find_first_not_of(" \t") != std::string_view::npos) add(line);
-  }
+  });
   return out;
 }
 
@@ -76,7 +134,7 @@ void encode_corpus(CorpusReader& reader, const EncodeJob& job,
       more = piece.has_value();
       if (!more) continue;
       workers.add([&job, p = std::make_shared<CorpusPiece>(std::move(*piece))] {
-        return encode_piece(*p, job.rules, job.encode, job.longest);
+        return encode_piece(*p, job.rules, job.encode, job.longest, job.chats);
       });
       continue;
     }

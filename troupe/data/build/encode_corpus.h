@@ -9,6 +9,7 @@
 #include "troupe/core/file/log.h"
 #include "troupe/data/build/corpus.h"
 #include "troupe/data/text/documents.h"
+#include "troupe/data/text/masked_text.h"
 
 namespace troupe {
 
@@ -29,9 +30,16 @@ struct EncodedPiece {
 // `key`, or where it is empty the usual one, "text"; chats have none (chat_line.h).
 std::string settled_key(const std::string& key, CorpusFormat format);
 
-// The documents of one piece, in its format; a line, or a file, of more than `longest` bytes is a bad one.
+// How chats become text where a model's own template writes them.
+struct ChatWriter {
+  ChatRenderers& renderers;
+  const Spell& spell;
+};
+
+// The documents of one piece, in its format; a line, or a file, of more than `longest` bytes is a
+// bad one. With `chats` conversations are written by it, but texts without marks.
 EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
-                          const Encode& encode, int64_t longest);
+                          const Encode& encode, int64_t longest, const ChatWriter* chats = nullptr);
 
 struct EncodeJob {
   const DocumentRules& rules;
@@ -39,6 +47,7 @@ struct EncodeJob {
   int64_t longest = int64_t{64} << 20;
   int workers = 0;  // 0: one for each core
   Log log = {};     // gets a line where the system starts fewer
+  const ChatWriter* chats = nullptr;
 };
 
 // E2005 for a number of workers that no machine has use for.

@@ -8,6 +8,7 @@
 
 #include "troupe/data/files/data_file.h"
 #include "troupe/data/text/documents.h"
+#include "troupe/data/tokenizer/chat_template.h"
 
 namespace troupe {
 
@@ -16,8 +17,9 @@ struct BuildInfo {
   int64_t vocab = 0;      // 0: not known
   int64_t documents = 0;
   int64_t tokens = 0;
-  int64_t skipped = 0;                    // documents that were bad
-  std::optional<ChatTemplate> chat = {};  // of chats, the marks around their messages
+  int64_t skipped = 0;                               // documents that were bad
+  std::optional<ChatTemplate> chat = {};             // of chats, the marks around their messages
+  std::optional<ModelTemplate> model_template = {};  // or the template that wrote them
   // The part of a corpus' documents that this set was taken from and PREFIX goes without; 0: it is
   // no such set; absent: not known.
   std::optional<double> held_out = {};
@@ -28,6 +30,7 @@ struct BuildInfo {
     f("tokens", c.tokens);
     f("skipped", c.skipped);
     f("chat", c.chat);
+    f("model_template", c.model_template);
     f("held_out", c.held_out);
   }
 };

@@ -48,22 +48,54 @@ std::string role_of(std::string from) {
   return from;
 }
 
-ChatMessage message_of(JsonLine& line) {
+// The value that comes, as it is written; nothing for null.
+std::string raw_of(JsonLine& line) {
+  const size_t begin = line.place();
+  line.skip();
+  std::string out(line.since(begin));
+  return out == "null" ? std::string() : out;
+}
+
+// A message as its fields come.
+struct MessageFields {
   std::optional<std::string> role, content;
-  if (line.kind() != Kind::kObject) line.fail("a message is not an object");
-  line.object([&](std::string_view name) {
+  bool usual_names = true, null_content = false, has_calls = false;
+
+  void read(JsonLine& line, std::string_view name) {
+    usual_names &= name != "from" && name != "value";
     if (name == "role") {
       role = line.string_of(name);
     } else if (name == "from") {
       role = role_of(line.string_of(name));
     } else if (name == "content" || name == "value") {
-      content = content_of(line, name);
+      read_content(line, name);
+    } else if (name == "tool_calls") {
+      has_calls = !raw_of(line).empty();
     } else {
       line.skip();
     }
-  });
-  if (!role || !content) line.fail("a message lacks \"role\" or \"content\"");
-  return {.role = *std::move(role), .content = *std::move(content)};
+  }
+
+  void read_content(JsonLine& line, std::string_view name) {
+    content.reset();
+    null_content = line.is_null();
+    if (null_content) return line.skip();
+    content = content_of(line, name);
+  }
+};
+
+ChatMessage message_of(JsonLine& line) {
+  if (line.kind() != Kind::kObject) line.fail("a message is not an object");
+  MessageFields fields;
+  const size_t begin = line.place();
+  line.object([&](std::string_view name) { fields.read(line, name); });
+  if (fields.null_content && !fields.has_calls) line.fail("\"content\" is not a string");
+  if (!fields.role || (!fields.content && !fields.has_calls)) {
+    line.fail("a message lacks \"role\" or \"content\"");
+  }
+  ChatMessage out{.role = *std::move(fields.role), .content = std::move(fields.content)};
+  if (fields.usual_names) out.json = line.since(begin);
+  return out;
 }
 
 Messages messages_of(JsonLine& line, std::string_view name) {
@@ -85,6 +117,7 @@ Messages half_of(JsonLine& line, std::string_view name) {
 struct Found {
   std::optional<Messages> messages, conversations, prompt, completion;
   std::optional<std::string> system, instruction, input, output;
+  std::string tools, settings;
 
   void read(JsonLine& line, std::string_view name) {
     if (line.kind() == Kind::kOther) return line.skip();
@@ -96,11 +129,19 @@ struct Found {
       prompt = half_of(line, name);
     } else if (name == "completion") {
       completion = half_of(line, name);
+    } else if (read_beside(line, name)) {
+      return;
     } else if (std::optional<std::string>* const text = text_named(name)) {
       *text = line.string_of(name);
     } else {
       line.skip();
     }
+  }
+
+  bool read_beside(JsonLine& line, std::string_view name) {
+    if (name != "tools" && name != "chat_template_kwargs") return false;
+    (name == "tools" ? tools : settings) = raw_of(line);
+    return true;
   }
 
   std::optional<std::string>* text_named(std::string_view name) {
@@ -131,19 +172,24 @@ struct Found {
 
 }  // namespace
 
-Messages read_chat(std::string_view text, const std::string& key) {
+ChatRow read_chat(std::string_view text, const std::string& key) {
   JsonLine line(text);
-  if (!key.empty()) {
-    Messages out;
-    line.only(key, [&] { out = messages_of(line, key); });
-    return out;
-  }
-  if (line.kind() != Kind::kObject) line.fail("is not a JSON object");
   Found found;
-  line.object([&](std::string_view name) { found.read(line, name); });
+  std::optional<Messages> messages;
+  if (line.kind() != Kind::kObject) line.fail("is not a JSON object");
+  line.object([&](std::string_view name) {
+    if (key.empty()) {
+      found.read(line, name);
+    } else if (name == key) {
+      messages = messages_of(line, key);
+    } else if (!found.read_beside(line, name)) {
+      line.skip();
+    }
+  });
   line.end();
-  std::optional<Messages> out = found.chosen();
-  if (out) return *std::move(out);
+  if (key.empty()) messages = found.chosen();
+  if (messages) return {*std::move(messages), std::move(found.tools), std::move(found.settings)};
+  if (!key.empty()) line.fail("has no \"" + key + "\"");
   line.fail(
       "has no \"messages\", \"conversations\", \"prompt\" with \"completion\", or \"instruction\" "
       "with \"output\"");

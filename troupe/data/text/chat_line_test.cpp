@@ -13,8 +13,8 @@ using testing::has;
 // "user: Hi|assistant: Ho"; a message without marks in brackets.
 std::string said(std::string_view line, const std::string& key = {}) {
   std::string out;
-  for (const ChatMessage& m : read_chat(line, key)) {
-    const std::string text = m.role + ": " + m.content;
+  for (const ChatMessage& m : read_chat(line, key).messages) {
+    const std::string text = m.role + ": " + m.content.value_or("-");
     out += (out.empty() ? "" : "|") + (m.has_marks ? text : '(' + text + ')');
   }
   return out;
@@ -67,6 +67,27 @@ TEST(ChatLine, AKeyNamesTheList) {
   EXPECT_EQ(said(R"({"messages": [], "turns": [{"from": "human", "value": "Hi"}]})", "turns"),
             "user: Hi");
   EXPECT_PRED2(has, fault(R"({"messages": []})", "turns"), "has no \"turns\"");
+}
+
+TEST(ChatLine, AMessageThatCallsToolsNeedsNoContent) {
+  EXPECT_EQ(
+      said(
+          R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null,
+                     "tool_calls": [{"function": {"name": "f"}}]}, {"tool_calls": [], "role": "b"}]})"),
+      "user: Hi|assistant: -|b: -");
+  EXPECT_PRED2(has, fault(R"({"messages": [{"role": "a", "tool_calls": null}]})"), "lacks");
+}
+
+TEST(ChatLine, WhatATemplateMayAskForIsKept) {
+  const ChatRow row = read_chat(R"({"tools": [{"name": "f"}], "chat_template_kwargs": {"a": 1},
+      "messages": [{"role": "user", "content": "Hi", "name": [1, {"b": "}"}]} ]})");
+  EXPECT_EQ(row.tools, R"([{"name": "f"}])");
+  EXPECT_EQ(row.settings, R"({"a": 1})");
+  EXPECT_EQ(row.messages.at(0).json,
+            R"({"role": "user", "content": "Hi", "name": [1, {"b": "}"}]})");
+  const ChatRow keyed = read_chat(R"({"t": [{"from": "gpt", "value": "Hi"}], "tools": null})", "t");
+  EXPECT_EQ(keyed.messages.at(0).json, "");
+  EXPECT_EQ(keyed.tools, "");
 }
 
 TEST(ChatLine, FaultsAreNamed) {

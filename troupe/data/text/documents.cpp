@@ -23,10 +23,16 @@ void add_chat(const std::vector<ChatMessage>& messages, const ChatTemplate& form
     encode(text, out.ids);
     out.weights.resize(out.ids.size(), learn);
   };
+  const auto lacks = [](const ChatMessage& message) { return !message.content; };
+  if (std::ranges::any_of(messages, lacks)) {
+    throw std::string(
+        "a message calls tools and has no content: a model's own template can write it "
+        "(--template)");
+  }
   for (const ChatMessage& message : messages) {
     const bool learn = message.role == form.learn;
     if (message.has_marks) add(opened(form, message.role), false);
-    add(message.content, learn);
+    add(*message.content, learn);
     if (message.has_marks) add(form.close, learn);
   }
 }
@@ -38,7 +44,9 @@ void add_text(std::string_view text, const DocumentRules& rules, const Encode& e
     case CorpusFormat::kText:
     case CorpusFormat::kLines: return encode(text, out.ids);
     case CorpusFormat::kJsonl: return encode(read_text(text, rules.key), out.ids);
-    case CorpusFormat::kChat: return add_chat(read_chat(text, rules.key), rules.chat, encode, out);
+    case CorpusFormat::kChat: {
+      return add_chat(read_chat(text, rules.key).messages, rules.chat, encode, out);
+    }
   }
   TROUPE_CHECK(false, "the format is not settled");
 }
@@ -64,6 +72,11 @@ void add_document(std::string_view text, const DocumentRules& rules, const Encod
   } catch (const JsonFault& fault) {
     throw "at byte " + std::to_string(fault.offset) + ": " + fault.what;
   }
+  end_document(text, rules, begin, out);
+}
+
+void end_document(std::string_view text, const DocumentRules& rules, size_t begin,
+                  EncodedDocuments& out) {
   const bool weighted = rules.format == CorpusFormat::kChat;
   if (rules.eod && out.ids.size() > begin) {
     out.ids.push_back(*rules.eod);

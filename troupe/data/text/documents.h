@@ -72,4 +72,8 @@ struct EncodedDocuments {
 void add_document(std::string_view text, const DocumentRules& rules, const Encode& encode,
                   EncodedDocuments& out);
 
+// The end of a document of which the ids from `begin` on have been appended: add_document's own.
+void end_document(std::string_view text, const DocumentRules& rules, size_t begin,
+                  EncodedDocuments& out);
+
 }  // namespace troupe

@@ -66,6 +66,11 @@ JsonLine::Kind JsonLine::kind() {
   }
 }
 
+bool JsonLine::is_null() {
+  space();
+  return text_.substr(at_, 4) == "null";
+}
+
 std::string JsonLine::string() {
   expect('"');
   std::string out;
@@ -149,6 +154,11 @@ void JsonLine::skip() {
     case Kind::kString: static_cast<void>(string()); return;
     case Kind::kOther: return literal();
   }
+}
+
+size_t JsonLine::place() {
+  space();
+  return at_;
 }
 
 void JsonLine::end() {

@@ -25,7 +25,8 @@ class JsonLine {
   explicit JsonLine(std::string_view text) : text_(text) {}
 
   enum class Kind { kObject, kArray, kString, kOther };
-  Kind kind();  // of the value that comes
+  Kind kind();     // of the value that comes
+  bool is_null();  // whether it is null
 
   // f(key) must read or skip the value.
   template <class F>
@@ -59,7 +60,10 @@ class JsonLine {
   std::string string();
   std::string string_of(std::string_view name);  // what is under `name` must be a string
   void skip();
-  void end();  // nothing but white space is left
+  void end();      // nothing but white space is left
+  size_t place();  // where the value begins that comes
+  // What is written from there to where the last value that was read ends.
+  std::string_view since(size_t place) const { return text_.substr(place, at_ - place); }
 
   [[noreturn]] void fail(const std::string& what) const { throw JsonFault{at_, what}; }
 

@@ -1,12 +1,12 @@
 #include "troupe/data/text/table_stream.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/core/file/child_output.h"
 #include "troupe/core/file/file.h"
+#include "troupe/core/file/python_program.h"
 
 namespace troupe {
 namespace {
@@ -54,7 +54,7 @@ except Exception as e:
 class TableStream final : public TextStream {
  public:
   TableStream(const std::string& path, const std::string& key)
-      : file_(path), child_({python(), "-X", "utf8", "-c", kScript, path, key}) {}
+      : file_(path), child_({python_program(), "-X", "utf8", "-c", kScript, path, key}) {}
 
   size_t read(std::span<char> out) override {
     const size_t count = child_.read(out);
@@ -62,7 +62,7 @@ class TableStream final : public TextStream {
     const ChildEnd end = child_.wait();
     if (end.never_began) {
       fail(Code::kUnreadableData, file_.path(), "is a table, which Python's pyarrow reads, and",
-           python(), "does not start:", end.said,
+           python_program(), "does not start:", end.said,
            "; install it, or name one that has pyarrow in TROUPE_PYTHON");
     }
     if (!end.ok) fail(Code::kUnreadableData, file_.path(), end.said);
@@ -73,11 +73,6 @@ class TableStream final : public TextStream {
   void require_unchanged() const override { file_.require_unchanged(Code::kDataChanged); }
 
  private:
-  static std::string python() {
-    const char* named = std::getenv("TROUPE_PYTHON");  // NOLINT(concurrency-mt-unsafe)
-    return named && *named ? named : "python3";
-  }
-
   InputFile file_;
   ChildOutput child_;
 };

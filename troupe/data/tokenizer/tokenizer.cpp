@@ -28,6 +28,14 @@ std::string TextStream::flush() {
   return text;
 }
 
+std::vector<std::string> spelled(const Tokenizer& tokenizer, std::span<const TokenId> ids) {
+  TextStream stream(tokenizer);
+  std::vector<std::string> out;
+  for (const TokenId id : ids) out.push_back(stream.add(id));
+  if (!out.empty()) out.back() += stream.finish();
+  return out;
+}
+
 void require_fits(const Tokenizer& tokenizer, int64_t model_vocab, const std::string& place) {
   if (tokenizer.vocab_size() <= model_vocab) return;
   fail(Code::kVocabTooLarge, place, "the tokenizer has", tokenizer.vocab_size(),

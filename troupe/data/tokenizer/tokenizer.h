@@ -123,6 +123,10 @@ class TextStream {
   size_t first_bytes_ = 0;
 };
 
+// For each id the text that it adds to the decoded whole. It is empty where the id's text is certain
+// with a later one alone, as half a character's.
+std::vector<std::string> spelled(const Tokenizer& tokenizer, std::span<const TokenId> ids);
+
 // `vocab` made divisible, as the output matrix of a model wants it: by 128 x tensor parallel ranks.
 inline int64_t padded_vocab(int64_t vocab, int64_t multiple) {
   return (vocab + multiple - 1) / multiple * multiple;

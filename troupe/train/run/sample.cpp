@@ -64,15 +64,28 @@ std::vector<std::string> sample(Generator& generator, const Tokenizer& tokenizer
 Chat::Chat(Generator& generator, const Tokenizer& tokenizer, const ChatTemplate& marks,
            const SampleOptions& options)
     : generator_(generator), tokenizer_(tokenizer), marks_(marks), options_(options) {
+  end_with(marks.close);
+}
+
+Chat::Chat(Generator& generator, const Tokenizer& tokenizer, const ModelTemplate& form,
+           const SampleOptions& options)
+    : generator_(generator),
+      tokenizer_(tokenizer),
+      options_(options),
+      renderers_(std::make_unique<ChatRenderers>(form)) {
+  row_.messages.push_back({.role = "user", .content = "Hi"});
+  end_with(rendered(Wanted::kClose));
+  row_ = {};
+}
+
+void Chat::end_with(const std::string& close) {
   // White space behind the mark may be joined with what follows, or never come.
-  const size_t last = marks.close.find_last_not_of(" \t\r\n");
-  const std::string mark =
-      last == std::string::npos ? marks.close : marks.close.substr(0, last + 1);
-  const std::vector<TokenId> ids = tokenizer.encode(mark, {.add_special = false});
+  const size_t last = close.find_last_not_of(" \t\r\n");
+  const std::string mark = last == std::string::npos ? close : close.substr(0, last + 1);
+  const std::vector<TokenId> ids = tokenizer_.encode(mark, {.add_special = false});
   end_.assign(ids.begin(), ids.end());
   if (end_.empty()) {
-    fail(Code::kBadValue, "the closing mark", to_text(marks.close),
-         "has no ids: no answer would end");
+    fail(Code::kBadValue, "the closing mark", to_text(close), "has no ids: no answer would end");
   }
 }
 
@@ -83,14 +96,33 @@ void Chat::append(const std::string& text, bool special_as_text) {
   ids_.insert(ids_.end(), ids.begin(), ids.end());
 }
 
+std::string Chat::rendered(Wanted wanted) {
+  RenderedChat out = renderers_->render({chat_request(row_, wanted)}).front();
+  if (!out.fault.empty()) fail(Code::kBadValue, "chat", out.fault);
+  return std::move(out.text);
+}
+
 void Chat::say(const std::string& role, const std::string& text) {
+  if (renderers_) return row_.messages.push_back({.role = role, .content = text});
   append(opened(marks_, role));
   append(text, /*special_as_text=*/true);  // nobody ends a message by what they say
   append(marks_.close);
 }
 
+void Chat::begin_answer() {
+  if (!renderers_) return append(opened(marks_, marks_.learn));
+  ids_.clear();
+  append(rendered(Wanted::kPrompt));
+}
+
+void Chat::end_answer(const TokenList& made, const std::string& text) {
+  if (renderers_) return say("assistant", text);
+  ids_.insert(ids_.end(), made.begin(), made.end());
+  append(marks_.close);
+}
+
 std::string Chat::answer(const std::function<void(const std::string&)>& on_text) {
-  append(opened(marks_, marks_.learn));
+  begin_answer();
   TextStream stream(tokenizer_, {.skip_special = !options_.special});
   std::string out;
   const auto tell = [&](const std::string& piece) {
@@ -116,8 +148,7 @@ std::string Chat::answer(const std::function<void(const std::string&)>& on_text)
   }
   tell(stream.finish());
   if (ended) made.resize(made.size() - end_.size());
-  ids_.insert(ids_.end(), made.begin(), made.end());
-  append(marks_.close);
+  end_answer(made, out);
   return out;
 }
 

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "troupe/data/text/chat_renderer.h"
 #include "troupe/data/text/documents.h"
 #include "troupe/data/tokenizer/tokenizer.h"
 #include "troupe/nn/generate/generate.h"
@@ -32,11 +34,14 @@ std::vector<std::string> sample(Generator& generator, const Tokenizer& tokenizer
                                 const std::vector<std::string>& prompts,
                                 const SampleOptions& options, const OnText& on_text = {});
 
-// A conversation in the chat template of `data build`. Earlier turns are kept as ids and stay in
-// the KV cache.
+// A conversation in the marks of `data build`, or in a model's own template. Earlier turns stay in the
+// KV cache. A template gets the whole conversation for each answer, as apply_chat_template does: what
+// somebody says may then spell special tokens.
 class Chat {
  public:
   Chat(Generator& generator, const Tokenizer& tokenizer, const ChatTemplate& marks,
+       const SampleOptions& options);
+  Chat(Generator& generator, const Tokenizer& tokenizer, const ModelTemplate& form,
        const SampleOptions& options);
 
   void say(const std::string& role, const std::string& text);
@@ -45,12 +50,18 @@ class Chat {
 
  private:
   void append(const std::string& text, bool special_as_text = false);
+  void end_with(const std::string& mark);
+  std::string rendered(Wanted wanted);
+  void begin_answer();
+  void end_answer(const TokenList& made, const std::string& text);
 
   Generator& generator_;
   const Tokenizer& tokenizer_;
   const ChatTemplate marks_;
   const SampleOptions options_;
-  TokenList ids_, end_;  // all so far; those of the closing mark
+  TokenList ids_, end_;                            // all so far; those of the closing mark
+  std::unique_ptr<ChatRenderers> renderers_ = {};  // of a model's own template
+  ChatRow row_ = {};                               // what it is given
 };
 
 }  // namespace troupe
