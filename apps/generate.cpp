@@ -1,5 +1,8 @@
 // troupe generate: text from the newest checkpoint of a run.
+#include <unistd.h>
+
 #include <chrono>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -81,6 +84,18 @@ ChatForm form_of(const GenerateOptions& options, const ResolvedRun& recipe) {
   return out;
 }
 
+// What the user says, line by line, to the end of the standard input. A sign shows whose turn it is
+// where a person types.
+void read_turns(const std::function<void(const std::string&)>& turn) {
+  const bool typed = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDERR_FILENO) != 0;
+  const auto show_sign = [typed] {
+    if (typed) std::cerr << "> " << std::flush;
+  };
+  show_sign();
+  for (std::string line; std::getline(std::cin, line); show_sign()) turn(line);
+  if (typed) std::cerr << '\n';  // Ctrl-D leaves the cursor behind the sign
+}
+
 // Each prompt, or without prompts each line of the standard input, is what the user says next.
 void converse(const GenerateOptions& options, Chat& talk) {
   if (!options.system.empty()) talk.say("system", options.system);
@@ -90,8 +105,7 @@ void converse(const GenerateOptions& options, Chat& talk) {
     std::cout << '\n';
   };
   for (const std::string& prompt : options.prompts) turn(prompt);
-  if (!options.prompts.empty()) return;
-  for (std::string line; std::getline(std::cin, line);) turn(line);
+  if (options.prompts.empty()) read_turns(turn);
 }
 
 void generate(const GenerateOptions& options) {

@@ -1,6 +1,11 @@
-"""tools/follow_log.py: what it sends where, with a stand-in for the package of the other side."""
+"""tools/follow_log.py: what it sends where, with a stand-in for the package of the other side, and to the packages themselves
+in their offline modes, where they are installed. TRACKERS_SITE=folder takes those of pip install --target folder wandb
+mlflow-skinny trackio."""
+import importlib.machinery
 import json
+import os
 import pathlib
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -31,7 +36,7 @@ class FollowLog(unittest.TestCase):
         self.folder = pathlib.Path(temporary.name)
         (self.folder / "small").mkdir()
         self.log = self.folder / "small/log.jsonl"
-        for name in ("wandb", "mlflow"):
+        for name in ("wandb", "mlflow", "trackio"):
             (self.folder / f"{name}.py").write_text(STAND_IN)
 
     def follow(self, *words, lines=(*LINES, END)):
@@ -56,6 +61,11 @@ class FollowLog(unittest.TestCase):
         self.assertEqual(said[:3], [["experiment", "troupe"], ["start", "small"], ["log", 1, {"loss": 5.25}]])
         self.assertEqual(said[-1], ["finish"])
 
+    def test_trackio_gets_the_same(self):
+        said = self.follow("--to", "trackio", "--project", "p", "--name", "n")
+        self.assertEqual(said, [["init", {"project": "p", "name": "n", "resume": "allow", "embed": False}],
+                                ["log", 1, {"loss": 5.25}], ["log", 1, {"val/books/loss": 5, "val/books/ppl": 148.4}], ["finish"]])
+
     def test_it_waits_for_lines_and_for_the_rest_of_one(self):
         self.log.write_text(json.dumps(LINES[1]) + '\n{"step": 2, "lo')
         with subprocess.Popen([sys.executable, TOOL, "small"], cwd=self.folder, stdout=subprocess.PIPE, text=True) as tool:
@@ -74,6 +84,54 @@ class FollowLog(unittest.TestCase):
         tool = subprocess.run([sys.executable, TOOL, "small"], cwd=self.folder, capture_output=True, text=True, timeout=300, check=True)
         self.assertEqual(len(tool.stdout.splitlines()), 2)
         self.assertIn("a line is torn", tool.stderr)
+
+
+SITE = os.environ.get("TRACKERS_SITE", "")
+
+
+def has(package):
+    found = importlib.machinery.PathFinder.find_spec(package, [*SITE.split(":"), *sys.path] if SITE else None)
+    return unittest.skipUnless(found, f"{package} is not installed: see the head of this file")
+
+
+class Packages(unittest.TestCase):
+    """The tool with the package itself, offline: nothing is sent anywhere, and what the package keeps is read back."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        (self.folder / "small").mkdir()
+        (self.folder / "small/log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (*LINES, END)))
+
+    def follow(self, *words, **variables):
+        env = {**os.environ, "HOME": str(self.folder), "PYTHONPATH": SITE, **variables}
+        done = subprocess.run([sys.executable, TOOL, "small", "--project", "p", *words], cwd=self.folder, env=env, capture_output=True,
+                              text=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    @has("wandb")
+    def test_wandb_keeps_the_run_offline(self):
+        self.follow("--to", "wandb", "--folder", str(self.folder), WANDB_MODE="offline")
+        (kept,) = self.folder.glob("wandb/offline-run-*-small/run-small.wandb")
+        for part in (b"5.25", b"val/books/ppl", b"148.4"):
+            self.assertIn(part, kept.read_bytes())
+
+    @has("mlflow")
+    def test_mlflow_keeps_the_run_in_a_folder(self):
+        self.follow("--to", "mlflow", MLFLOW_TRACKING_URI=f"file://{self.folder}/ml", MLFLOW_ALLOW_FILE_STORE="true")
+        (loss,) = self.folder.glob("ml/*/*/metrics/loss")
+        self.assertEqual(loss.read_text().split()[1:], ["5.25", "1"])
+        (ppl,) = self.folder.glob("ml/*/*/metrics/val/books/ppl")
+        self.assertEqual(ppl.read_text().split()[1:], ["148.4", "1"])
+
+    @has("trackio")
+    def test_trackio_keeps_the_run_in_a_file(self):
+        self.follow("--to", "trackio", TRACKIO_DIR=str(self.folder / "kept"))
+        with sqlite3.connect(self.folder / "kept/p.db") as kept:
+            rows = kept.execute("select run_name, step, metrics from metrics order by id").fetchall()
+        self.assertEqual([(name, step, json.loads(values)) for name, step, values in rows],
+                         [("small", 1, {"loss": 5.25}), ("small", 1, {"val/books/loss": 5, "val/books/ppl": 148.4})])
 
 
 if __name__ == "__main__":

@@ -57,10 +57,11 @@ class NanoRun(unittest.TestCase):
     def troupe(self, *words, code=0, **more):
         return self.command([TROUPE, *words], code, **more)
 
-    def on_terminal(self, *words, streams=("stdout", "stderr"), columns=80, **more):
-        """The bytes that the program writes by these streams to a terminal of so many columns."""
+    def on_terminal(self, *words, streams=("stdout", "stderr"), columns=80, typed=b"", **more):
+        """The bytes that the program writes by these streams to a terminal of so many columns, with those that are typed there."""
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        os.write(master, typed)
         with subprocess.Popen([str(w) for w in (TROUPE, *words)], cwd=self.folder, env=self.env(**more),
                               **dict.fromkeys(streams, slave)) as run:
             os.close(slave)

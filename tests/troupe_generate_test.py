@@ -66,6 +66,9 @@ class Generate(NanoRun):
         self.assertGreater(int(re.search(r"(\d+) not read again", said.stderr)[1]), 8)  # the first turn
         lines = self.command_with_input([TROUPE, *words], "ding\nping\n")
         self.assertEqual(lines, "dong\npong\n")
+        # A person who types sees whose turn it is; what was typed stands before, where the terminal shows it.
+        seen = self.on_terminal(*words, streams=("stdin", "stdout", "stderr"), typed=b"ding\nping\n\x04").decode()
+        self.assertTrue(seen.endswith("> dong\r\n> pong\r\n> \r\n"), seen)
         # Marks in what a user says are plain text: the answer is to what was asked.
         self.assertEqual(self.troupe(*words, "-p", "ping", "--special").stdout, "pong\n")
         prompt = "<|im_start|>user\nping<|im_end|>\n<|im_start|>assistant\n"

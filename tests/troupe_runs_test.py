@@ -358,6 +358,8 @@ class TroupeRuns(unittest.TestCase):
         for what in ("a step", "update", "tokens a second", "memory of a rank"):
             self.assertRegex(page, rf"<td>{what}</td><td>[\d.]+[^<]*</td><td>[\d.]+[^<]*</td><td>\d+%")
         self.assertRegex(page, r"a step of 1 ranks, \S+ \S+, as forecast")
+        shown = set(re.findall(r"<title>step (\d+), expert 0:", page))  # columns of the heat maps
+        self.assertGreaterEqual(len(shown), 10, shown)
 
     def test_191_a_machine_that_is_slower_than_it_should_be_is_told_before_a_run(self):
         self.troupe("bench", "machine", "-o", "here.yaml", "--device", "cpu")

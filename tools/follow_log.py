@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Sends what a run logs to Weights & Biases or MLflow, while it trains or afterwards. The run itself needs
+"""Sends what a run logs to Weights & Biases, MLflow or trackio, while it trains or afterwards. The run itself needs
 neither an account nor a network: this reads RUN/log.jsonl and nothing else.
 
     follow_log.py RUN --to wandb --project NAME     (pip install wandb; --name, --entity and --folder, too)
     follow_log.py RUN --to mlflow --project NAME    (pip install mlflow)
+    follow_log.py RUN --to trackio --project NAME   (pip install trackio)
     follow_log.py RUN                               prints a line a record
 
 It ends when the run does; --once: with what is there now. Started again it sends all of it again, to the
@@ -59,13 +60,17 @@ def sender(args):
         mlflow.set_experiment(args.project)
         mlflow.start_run(run_name=shown)
         return (lambda step, values: mlflow.log_metrics(values, step=step)), mlflow.end_run
+    if args.to == "trackio":
+        import trackio
+        run = trackio.init(project=args.project, name=shown, resume="allow", embed=False)
+        return (lambda step, values: run.log(values, step=step)), run.finish
     return (lambda step, values: print(step, json.dumps(values), flush=True)), lambda: None
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=pathlib.Path)
-    parser.add_argument("--to", choices=("wandb", "mlflow", "print"), default="print")
+    parser.add_argument("--to", choices=("wandb", "mlflow", "trackio", "print"), default="print")
     parser.add_argument("--project", default="troupe")
     parser.add_argument("--name", help="the run's name there; else its folder's")
     parser.add_argument("--entity", help="wandb: whose project it is")

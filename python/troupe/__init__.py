@@ -49,6 +49,7 @@ _WHERE = {
     "set_loss_scale": "layers",
     "shard_experts": "sharding",
     "state_dict": "layouts",
+    "stats": "loads",
     "unpatch": "patching",
 }
 

@@ -219,7 +219,9 @@ def _switch(module, faulty, others):
 
 
 def unpatch(model):
-    """Puts back what patch replaced."""
+    """Puts back what patch replaced, and ends what troupe.stats counts."""
+    from . import loads  # which needs this file
+    loads.stop(model)
     for _, module in find_experts(model):
         if undecorated.known(module):
             undecorated.switch_back(module)

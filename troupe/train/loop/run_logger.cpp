@@ -61,7 +61,7 @@ RunLogger::RunLogger(const RunContext& run, Learner& learner)
     : run_(run),
       learner_(learner),
       health_(run.recipe.log.health),
-      experts_(run.recipe.log.experts),
+      experts_(expert_interval(run.recipe.log, run.recipe.plan.run)),
       peak_(device_peak(learner.device())) {
   const ModelCosts costs = learner.model().costs();
   flops_per_token_ = costs.flops_per_token(run.recipe.data.sequence);

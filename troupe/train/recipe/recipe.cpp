@@ -269,7 +269,8 @@ void check_rest(const Recipe& r, Problems& problems) {
     problems.add("eval.prompts", "need data.tokenizer");
   }
   if (r.log.records.unit == Span::Unit::kPercent || r.log.every.unit == Span::Unit::kPercent ||
-      r.log.experts.unit == Span::Unit::kPercent || r.eval.every.unit == Span::Unit::kPercent) {
+      r.log.experts.value_or(Span()).unit == Span::Unit::kPercent ||
+      r.eval.every.unit == Span::Unit::kPercent) {
     problems.add("log", "intervals are in steps, samples, tokens or time, not in percent");
   }
   if (r.run.check_replicas.value_or(Span()).unit == Span::Unit::kPercent) {
@@ -324,6 +325,11 @@ Span record_interval(const LogConfig& log, const Position& run) {
   constexpr int64_t kLines = 100'000;
   if (log.records.value > 0) return log.records;
   return steps((run.steps + kLines - 1) / kLines);
+}
+
+Span expert_interval(const LogConfig& log, const Position& run) {
+  constexpr int64_t kColumns = 50, kMostApart = 100;
+  return log.experts.value_or(steps(std::clamp<int64_t>(run.steps / kColumns, 1, kMostApart)));
 }
 
 std::vector<bool> recomputed_blocks(const Recipe& r) {

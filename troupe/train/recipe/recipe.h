@@ -127,19 +127,19 @@ struct EvalConfig {
 struct LogConfig {
   Span every = {};  // step lines; 0: each of the first ten, then a second apart at least
   LineFormat format = LineFormat::kTroupe;
-  Span records = {};            // lines of log.jsonl; 0: each step, of a long run 100,000 of them
-  Span experts = steps(100);    // the load of every expert, for the report's heat map
+  Span records = {};  // lines of log.jsonl; 0: each step, of a long run 100,000 of them
+  std::optional<Span> experts = {};  // every expert's load, for the heat map; see expert_interval
   int64_t routing = 0;          // every so many steps the routers' choices, RUN/routing; 0: never
   bool routing_logits = false;  // and what they were made of
   bool tensorboard = true;
   HealthConfig health;
-
   static void visit(auto& c, auto&& f) {
     f("every", c.every, "Interval of step lines; 0: the first ten steps, then one a second.");
     f("format", c.format, "Format of step lines: ours, or Megatron-LM's for its tools.");
     f("records", c.records,
       "Interval of records in log.jsonl; 0: every step, at most about 100,000 records a run.");
-    f("experts", c.experts, "Interval of per-expert load records, for the report.");
+    f("experts", c.experts,
+      "Interval of per-expert loads; null: 50 a run, at most 100 steps apart; 0: never.");
     f("routing", c.routing,
       "Interval, in steps, of the routers' choices kept in routing/ of the run folder; 0: never.",
       kNotNegative);
@@ -157,10 +157,10 @@ constexpr auto names_of(DeviceKind) {
 
 struct RunConfig {
   DeviceKind device = DeviceKind::kAuto;
-  int64_t threads = 0;                    // of the CPU; 0: one a core
-  bool deterministic = true;              // on a GPU: nothing whose bits differ from run to run
-  Duration time_limit = {};               // stops in time to save; 0: none
-  Duration grace = seconds(30);           // from SIGTERM to SIGKILL, as torchrun has it; 0: no end
+  int64_t threads = 0;           // of the CPU; 0: one a core
+  bool deterministic = true;     // on a GPU: nothing whose bits differ from run to run
+  Duration time_limit = {};      // stops in time to save; 0: none
+  Duration grace = seconds(30);  // SIGTERM to SIGKILL, as torchrun and SLURM have it; 0: no end
   Duration start_timeout = seconds(300);  // for all ranks to arrive
   Duration hang_timeout = seconds(600);   // of one operation between ranks
   // How often ranks compare weights that they share; absent: before each save; 0: never.
@@ -240,6 +240,7 @@ std::vector<int64_t> micro_batches(const Recipe& recipe, int64_t most_tokens = k
 
 // How often log.jsonl has a line: what log.records says, or at most 100,000 times in `run`.
 Span record_interval(const LogConfig& log, const Position& run);
+Span expert_interval(const LogConfig& log, const Position& run);  // of per-expert loads
 
 // By block: whether train.recompute names it.
 std::vector<bool> recomputed_blocks(const Recipe& recipe);

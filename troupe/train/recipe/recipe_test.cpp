@@ -324,6 +324,18 @@ TEST(Recipe, F134_ALongRunHasAHundredThousandRecords) {
   EXPECT_EQ(records({"train.steps=1000000", "log.records=500"}), 2000);
 }
 
+TEST(Recipe, AShortRunHasExpertLoadsForAHeatMap) {
+  const auto apart = [](const std::vector<std::string>& sets) {
+    const Recipe recipe = loaded(sets).recipe;
+    return to_text(expert_interval(recipe.log, plan_of(recipe).run));
+  };
+  EXPECT_EQ(apart({"train.steps=20"}), "1 steps");
+  EXPECT_EQ(apart({"train.steps=420"}), "8 steps");
+  EXPECT_EQ(apart({"train.steps=1000000"}), "100 steps");
+  EXPECT_EQ(apart({"train.steps=20", "log.experts=1B tokens"}), "1B tokens");
+  EXPECT_EQ(apart({"train.steps=20", "log.experts=0"}), "0 steps");
+}
+
 // Every field of the recipe, with values that it must not take for something else.
 // The YAML that gives one field a value, with the kinds of the sections on the way to it.
 std::string setting(const std::vector<FieldInfo>& fields, const FieldInfo& field,

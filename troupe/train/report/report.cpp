@@ -38,11 +38,11 @@ void head(Markup& out, const std::string& title) {
          "'unsafe-inline'\">\n<title>"
       << title
       << "</title>\n<style>body{font:15px/1.5 sans-serif;max-width:76em;margin:1.5em auto;"
-         "padding:0 1em;color:#222}h1{overflow-wrap:anywhere}"
-         "pre{background:#f5f5f5;padding:1em;overflow:auto;white-space:pre-wrap;"
+         "padding:0 1em;color:var(--ink);background:var(--page)}h1{overflow-wrap:anywhere}"
+         "pre{background:var(--box);padding:1em;overflow:auto;white-space:pre-wrap;"
          "overflow-wrap:anywhere;font-size:13px}"
          "table{border-collapse:collapse}.wide{overflow-x:auto}"
-         "td,th{border:1px solid #ddd;padding:.2em .6em;text-align:left;vertical-align:top}"
+         "td,th{border:1px solid var(--edge);padding:.2em .6em;text-align:left;vertical-align:top}"
          "th{font-weight:600}"
          ".columns{display:grid;grid-template-columns:1fr 1fr;gap:1.2em 1.5em;margin:1em 0}"
       << svg::style()

@@ -118,13 +118,14 @@ Markup expert_maps(const RunLog& log) {
   std::sort(worst.begin(), worst.end());
   worst.resize(std::min(worst.size(), kShown));
   std::sort(worst.begin(), worst.end(), [](auto& a, auto& b) { return a.second < b.second; });
-  out << "<p>Each square is an expert's tokens over the layer's mean: white 0, green 1, red 3 and "
-         "more. Steps go to the right, experts down.</p>\n<div class=\"columns\">\n";
+  out << "<p>Each square is an expert's tokens over the layer's mean: 0 has no color, 1 is green, "
+         "3 "
+         "and more red. Steps go to the right, experts down.</p>\n<div class=\"columns\">\n";
   for (const auto& [load, layer] : worst) {
-    std::vector<std::vector<double>> columns;
+    std::vector<svg::HeatColumn> columns;
     for (const RunLog::Experts& e : log.experts) {
       const auto found = e.layers.find(layer);
-      if (found != e.layers.end()) columns.push_back(found->second);
+      if (found != e.layers.end()) columns.push_back({e.step, found->second});
     }
     out << svg::heat_map("Layer " + std::to_string(layer), columns);
   }
@@ -134,9 +135,10 @@ Markup expert_maps(const RunLog& log) {
 
 Markup use_tables(const ExpertUse& use) {
   Markup out;
-  out << "<p>How often the tokens of a source choose an expert, over an even share: white 0, green "
-         "1, "
-         "red 3 and more. Behind it tokens of which the largest part goes to the expert. From step "
+  out << "<p>How often the tokens of a source choose an expert, over an even share: 0 has no "
+         "color, 1 "
+         "is green, 3 and more red. Behind it tokens of which the largest part goes to the expert. "
+         "From step "
       << use.step << ", by <code>troupe inspect experts</code>.</p>\n";
   for (const ExpertUse::Layer& layer : use.layers) {
     out << "<h3>Layer " << layer.layer << "</h3>\n<p>An expert's number tells "
@@ -148,8 +150,8 @@ Markup use_tables(const ExpertUse& use) {
       const ExpertUse::Expert& expert = layer.experts[e];
       out << "<tr><td>" << e << "</td>";
       for (const double share : expert.shares) {
-        out << "<td style=\"background:" << svg::heat_color(share) << "\">"
-            << svg::short_label(share) << "</td>";
+        out << "<td class=\"" << svg::heat_class(share) << "\">" << svg::short_label(share)
+            << "</td>";
       }
       out << "<td>";
       for (const ExpertUse::Token& token : expert.tokens) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <regex>
+#include <set>
 
 #include "troupe/core/file/file.h"
 #include "troupe/core/text/text.h"
@@ -80,6 +82,40 @@ TEST(Report, F160_NoNameBecomesMarkup) {
   }
   const std::string lanes = svg::timeline(bad, {{bad, {{bad, 0, 1}}}}).str();
   EXPECT_EQ(lanes.find("<script"), std::string::npos);
+}
+
+// The classes that `text` gives colors, of curves, of a heat map and of the ink.
+std::set<std::string> color_classes(const std::string& text, const std::regex& pattern) {
+  std::set<std::string> out;
+  for (std::sregex_iterator at(text.begin(), text.end(), pattern), end; at != end; ++at) {
+    out.insert((*at)[1]);
+  }
+  return out;
+}
+
+TEST(Report, IsDarkWhereTheReaderPrefersIt) {
+  RunLog log;
+  log.series["loss"] = {{1, 3}, {2, 2}};
+  log.evaluations = {{1, "web", 3, 1.5}, {2, "web", 2, 1}};
+  log.experts = {{25, {{0, {0, 0.4, 1, 9}}}}};
+  const ReportRun run{.name = "run", .log = log};
+  const std::string html = report_html({run});
+  const size_t dark = html.find("@media(prefers-color-scheme:dark)"), body = html.find("<body>");
+  ASSERT_LT(dark, body);
+  const std::string style = html.substr(0, body), shown = html.substr(body);
+  // Colors are the style sheet's alone, and each that is used has one for light and one for dark.
+  EXPECT_FALSE(std::regex_search(shown, std::regex("(fill|stroke|background)[=:]\"?#")));
+  const std::set<std::string> used = color_classes(shown, std::regex("class=\"([sfh]\\d+)\""));
+  EXPECT_EQ(used, (std::set<std::string>{"s0", "s1", "f0", "f1", "h0", "h4", "h10", "h30"}));
+  for (const std::string& name : used) {
+    const std::set<std::string> colors =
+        color_classes(style, std::regex("\\." + name + "\\{\\w+:(#\\w{6})"));
+    EXPECT_EQ(colors.size(), 2u) << name;
+  }
+  for (const char* part : {"color:var(--ink);background:var(--page)", "color-scheme:light dark"}) {
+    EXPECT_NE(style.find(part), std::string::npos) << part;
+  }
+  EXPECT_NE(shown.find("<title>step 25, expert 3: 9 of the mean</title>"), std::string::npos);
 }
 
 constexpr std::string_view kKilled =

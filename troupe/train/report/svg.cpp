@@ -1,6 +1,7 @@
 #include "troupe/train/report/svg.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -15,14 +16,21 @@ constexpr size_t kMostPoints = 600, kMostColumns = 120, kFewPoints = 40;
 constexpr int kReadings = 100;  // places along the axis at which values can be read
 constexpr std::string_view kColors[] = {"#1f6fb2", "#c2452d", "#2d8a4e", "#8a5fb0",
                                         "#b8860b", "#17889a", "#c0478f", "#555555"};
+// The same curves on a dark page.
+constexpr std::string_view kDarkColors[] = {"#6cb2f0", "#f0836b", "#6cc98b", "#c09ae6",
+                                            "#e0b84a", "#5cc8d8", "#ee86c2", "#b0b0b0"};
+static_assert(std::size(kColors) == std::size(kDarkColors));
+constexpr int kHeats = 31;  // colors of a heat map, for shares from 0 to 3
 using Points = std::vector<std::pair<double, double>>;
 
 std::string_view color_of(size_t i) {
   return kColors[i % std::size(kColors)];
 }
-std::string_view color_of(const Chart& chart, size_t i) {
+// The class that style() gives the curve's color: "s3" that of a stroke, "f3" of what is filled.
+std::string class_of(const Chart& chart, size_t i, std::string_view kind) {
   const int of = chart.lines[i].color;
-  return color_of(of < 0 ? i : static_cast<size_t>(of));
+  const size_t color = (of < 0 ? i : static_cast<size_t>(of)) % std::size(kColors);
+  return std::string(kind) + std::to_string(color);
 }
 std::string_view dashes_of(const Line& line) {
   constexpr std::string_view kDashes[] = {"none", "6 3", "2 3", "9 3 2 3", "12 4"};
@@ -135,8 +143,7 @@ void draw_axes(Markup& out, const Plane& plane, const Chart& chart) {
 
 void draw_curve(Markup& out, const Plane& plane, const Points& points, const Chart& chart,
                 size_t i) {
-  const std::string_view color = color_of(chart, i);
-  out << "<polyline fill=\"none\" stroke-width=\"1.5\" stroke=\"" << color
+  out << "<polyline fill=\"none\" stroke-width=\"1.5\" class=\"" << class_of(chart, i, "s")
       << "\" stroke-dasharray=\"" << dashes_of(chart.lines[i]) << "\" points=\"";
   for (const auto& [step, value] : points) {
     out << plane.left(step) << "," << plane.top(value) << " ";
@@ -145,7 +152,7 @@ void draw_curve(Markup& out, const Plane& plane, const Points& points, const Cha
   if (points.size() > kFewPoints) return;
   for (const auto& [step, value] : points) {
     out << "<circle r=\"2.5\" cx=\"" << plane.left(step) << "\" cy=\"" << plane.top(value)
-        << "\" fill=\"" << color << "\"/>";
+        << "\" class=\"" << class_of(chart, i, "f") << "\"/>";
   }
 }
 
@@ -199,9 +206,8 @@ void draw_reading(Markup& out, const Plane& plane, const Chart& chart,
   double y = kTop + 4;
   for (size_t i = 0; i < lines.size(); ++i) {
     if (lines[i].empty()) continue;
-    out << "<text x=\"" << left + 6 << "\" y=\"" << (y += kLine) << "\" fill=\""
-        << (i == 0 ? std::string_view("#222") : color_of(chart, i - 1)) << "\">" << lines[i]
-        << "</text>";
+    out << "<text x=\"" << left + 6 << "\" y=\"" << (y += kLine) << "\" class=\""
+        << (i == 0 ? "ink" : class_of(chart, i - 1, "f")) << "\">" << lines[i] << "</text>";
   }
   out << "</g>";
 }
@@ -221,6 +227,31 @@ void draw_readings(Markup& out, const Plane& plane, const Chart& chart,
   }
 }
 
+void add_curves(Markup& out, std::span<const std::string_view> colors) {
+  for (size_t i = 0; i < colors.size(); ++i) {
+    out << ".s" << i << "{stroke:" << colors[i] << "}.f" << i << "{fill:" << colors[i] << "}";
+  }
+}
+
+using Color = std::array<double, 3>;  // red, green, blue: 0 to 255
+
+// A class for each share: from ends[0] at 0 over ends[1] at 1 to ends[2] at 3.
+void add_heats(Markup& out, const std::array<Color, 3>& ends) {
+  for (int i = 0; i < kHeats; ++i) {
+    const double share = 3.0 * i / (kHeats - 1);
+    const double up = std::clamp(share, 0.0, 1.0), over = std::clamp((share - 1) / 2, 0.0, 1.0);
+    std::array<unsigned, 3> color{};
+    for (size_t c = 0; c < color.size(); ++c) {
+      const double low = ends[0][c] + (ends[1][c] - ends[0][c]) * up;
+      color[c] = static_cast<unsigned>(std::lround(low + (ends[2][c] - low) * over)) & 255u;
+    }
+    char text[32];
+    std::snprintf(text, sizeof(text), "#%02x%02x%02x", color[0], color[1], color[2]);
+    const std::string_view shown = text;
+    out << ".h" << i << "{fill:" << shown << ";background:" << shown << "}";
+  }
+}
+
 Markup legend(const Chart& chart, const std::vector<Points>& curves) {
   Markup out;
   if (chart.lines.size() < 2) return out;
@@ -228,8 +259,8 @@ Markup legend(const Chart& chart, const std::vector<Points>& curves) {
   for (size_t i = 0; i < chart.lines.size(); ++i) {
     if (curves[i].empty()) continue;
     out << "<span><svg viewBox=\"0 0 28 6\"><line x2=\"28\" y1=\"3\" y2=\"3\" stroke-width=\"3\" "
-           "stroke=\""
-        << color_of(chart, i) << "\" stroke-dasharray=\"" << dashes_of(chart.lines[i])
+           "class=\""
+        << class_of(chart, i, "s") << "\" stroke-dasharray=\"" << dashes_of(chart.lines[i])
         << "\"/></svg>" << chart.lines[i].name << "</span> ";
   }
   out << "</p>";
@@ -238,17 +269,10 @@ Markup legend(const Chart& chart, const std::vector<Points>& curves) {
 
 }  // namespace
 
-std::string heat_color(double share) {
-  const double up = std::clamp(share, 0.0, 1.0), over = std::clamp((share - 1) / 2, 0.0, 1.0);
-  const auto mix = [&](double white, double green, double red) {
-    return static_cast<int>(std::lround((white + (green - white) * up) * (1 - over) + red * over));
-  };
-  char buffer[8];
-  std::snprintf(buffer, sizeof(buffer), "#%02x%02x%02x",
-                static_cast<unsigned>(mix(255, 92, 190)) & 255u,
-                static_cast<unsigned>(mix(255, 176, 40)) & 255u,
-                static_cast<unsigned>(mix(255, 110, 30)) & 255u);
-  return buffer;
+std::string heat_class(double share) {
+  const double most = kHeats - 1;  // at a share of 3
+  const double part = std::isnan(share) ? 0 : std::clamp(share / 3, 0.0, 1.0);
+  return "h" + std::to_string(std::lround(part * most));
 }
 
 std::string short_label(double value) {
@@ -322,11 +346,11 @@ Markup line_chart(const Chart& chart) {
   return out;
 }
 
-Markup heat_map(const std::string& title, const std::vector<std::vector<double>>& columns) {
+Markup heat_map(const std::string& title, const std::vector<HeatColumn>& columns) {
   Markup out;
   if (columns.empty()) return out;
   const size_t stride = (columns.size() + kMostColumns - 1) / kMostColumns;
-  const size_t rows = columns.back().size(), shown = (columns.size() + stride - 1) / stride;
+  const size_t rows = columns.back().shares.size(), shown = (columns.size() + stride - 1) / stride;
   const double wide = std::max(3.0, 400 / static_cast<double>(std::max<size_t>(shown, 1)));
   const double high = std::clamp(160 / static_cast<double>(std::max<size_t>(rows, 1)), 2.0, 16.0);
   out << "<figure><figcaption>" << title << "</figcaption>\n<svg viewBox=\"0 0 "
@@ -334,12 +358,12 @@ Markup heat_map(const std::string& title, const std::vector<std::vector<double>>
       << "\" role=\"img\" aria-label=\"" << title << "\">";
   for (size_t c = 0; c < shown; ++c) {
     // The last column is always the newest.
-    const std::vector<double>& column = columns[std::min(columns.size() - 1, (c + 1) * stride - 1)];
-    for (size_t r = 0; r < column.size(); ++r) {
+    const HeatColumn& column = columns[std::min(columns.size() - 1, (c + 1) * stride - 1)];
+    for (size_t r = 0; r < column.shares.size(); ++r) {
       out << "<rect x=\"" << wide * static_cast<double>(c) << "\" y=\""
           << high * static_cast<double>(r) << "\" width=\"" << wide << "\" height=\"" << high
-          << "\" fill=\"" << heat_color(column[r]) << "\"><title>expert " << r << ": " << column[r]
-          << " of the mean</title></rect>";
+          << "\" class=\"" << heat_class(column.shares[r]) << "\"><title>step " << column.step
+          << ", expert " << r << ": " << column.shares[r] << " of the mean</title></rect>";
     }
   }
   out << "</svg></figure>\n";
@@ -379,14 +403,23 @@ Markup timeline(const std::string& title, const std::vector<BarRow>& rows) {
 
 Markup style() {
   Markup out;
-  out << "figure{margin:0;min-width:0}figcaption{font-weight:600}"
-         "svg{width:100%;height:auto;display:block;fill:#444}svg text{font:11px sans-serif}"
-         ".grid{stroke:#e4e4e4}.legend{margin:0 0 0 1em;font-size:13px}"
+  out << ":root{color-scheme:light dark;--page:#fff;--ink:#222;--soft:#444;--box:#f5f5f5;"
+         "--edge:#ddd;--grid:#e4e4e4;--tip:#bbb}@media(prefers-color-scheme:dark){:root{"
+         "--page:#16181b;--ink:#e4e4e4;--soft:#b4b8bc;--box:#22262a;--edge:#3a3f44;--grid:#2c3034;"
+         "--tip:#5a6066}}";
+  add_curves(out, kColors);
+  add_heats(out, {{{255, 255, 255}, {92, 176, 110}, {190, 40, 30}}});
+  out << "@media(prefers-color-scheme:dark){";
+  add_curves(out, kDarkColors);
+  add_heats(out, {{{34, 38, 42}, {44, 122, 74}, {196, 60, 44}}});
+  out << "}figure{margin:0;min-width:0}figcaption{font-weight:600}"
+         "svg{width:100%;height:auto;display:block;fill:var(--soft)}svg text{font:11px sans-serif}"
+         ".grid{stroke:var(--grid)}.ink{fill:var(--ink)}.legend{margin:0 0 0 1em;font-size:13px}"
          ".legend span{margin-right:1.2em;display:inline-block}"
          ".legend svg{display:inline-block;width:28px;margin-right:.4em;vertical-align:middle}"
          ".at>rect{fill:transparent}.tip{visibility:hidden;pointer-events:none}"
-         ".at:hover>.tip{visibility:visible}.tip line{stroke:#999}"
-         ".tip rect{fill:#fff;stroke:#bbb}svg .tip text{font-size:11px}";
+         ".at:hover>.tip{visibility:visible}.tip line{stroke:var(--tip)}"
+         ".tip rect{fill:var(--page);stroke:var(--tip)}svg .tip text{font-size:11px}";
   return out;
 }
 

@@ -34,10 +34,16 @@ std::vector<double> ticks(double low, double high, int most);
 // Each with as many digits as tell it from its neighbors: 2.5k, 0.01, 5e-6.
 std::vector<std::string> tick_labels(const std::vector<double>& at);
 
-std::string heat_color(double share);  // 0 white, 1 green, 3 and above red
+// The class of a heat map's color, as what is filled and as a background: 0 is white, on a dark page
+// nearly the page's own, 1 green, 3 and above red.
+std::string heat_class(double share);
 
-// columns[time][row]: 0 white, 1 green, 3 and above red. At most 120 columns are drawn.
-Markup heat_map(const std::string& title, const std::vector<std::vector<double>>& columns);
+// What the experts had at a step, in heat_class()'s colors. At most 120 columns are drawn.
+struct HeatColumn {
+  int64_t step = 0;
+  std::vector<double> shares;  // by expert, of the mean
+};
+Markup heat_map(const std::string& title, const std::vector<HeatColumn>& columns);
 
 // What happened when: a row a lane, a bar each stretch of time, in seconds. Its name is shown under
 // the pointer. Bars too narrow to be seen are drawn a third of a point wide. A whole SVG file.
@@ -53,6 +59,8 @@ Markup timeline(const std::string& title, const std::vector<BarRow>& rows);
 
 std::string short_label(double value);  // three or four digits: 3.412, 181k, 2.9e-4
 
-Markup style();  // what charts need in a page's <style>
+// What charts need in a page's <style>: colors of a light page, and of a dark one where the reader's
+// system prefers it, for the page too: --page, --ink, --box (behind a text), --edge (of a table).
+Markup style();
 
 }  // namespace troupe::svg
