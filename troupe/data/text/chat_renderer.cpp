@@ -46,10 +46,11 @@ std::string chat_request(const ChatRow& row, Wanted wanted) {
   std::string out = std::string("{\"want\":\"") + word_of(wanted) + "\",\"messages\":[";
   const char* separator = "";
   for (const ChatMessage& message : row.messages) {
-    out += std::exchange(separator, ",") + json_of(message);
+    out.append(std::exchange(separator, ",")).append(json_of(message));
   }
-  out += "],\"tools\":" + (row.tools.empty() ? "null" : row.tools) +
-         ",\"settings\":" + (row.settings.empty() ? "null" : row.settings) + '}';
+  out.append("],\"tools\":").append(row.tools.empty() ? "null" : row.tools);
+  out.append(",\"settings\":").append(row.settings.empty() ? "null" : row.settings);
+  out += '}';
   std::ranges::replace(out, '\n', ' ');  // between values: a string of JSON holds none
   return out;
 }

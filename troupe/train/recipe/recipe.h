@@ -165,8 +165,7 @@ struct RunConfig {
   Duration hang_timeout = seconds(600);   // of one operation between ranks
   // How often ranks compare weights that they share; absent: before each save; 0: never.
   std::optional<Span> check_replicas = {};
-  std::string machine = {};  // a file of `troupe bench machine`, by which layouts are chosen;
-                             // empty: an assumed one (plan/machine.h)
+  std::string machine = {};  // a file of `troupe bench machine`; empty: assumed (plan/machine.h)
   std::string replay = {};  // a folder that log.routing wrote, whose choices are taken; empty: none
   bool trial_kernels = false;  // ops/support/trial_kernels.h
   static void visit(auto& c, auto&& f) {
