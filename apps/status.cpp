@@ -24,7 +24,7 @@ void print_status(const StatusVerb& verb, Call& call) {
   const double now = unix_seconds();
   RunStatuses all;
   for (const std::string& folder : verb.folders) {
-    for (const std::string& run : runs_of(folder)) all.runs.push_back(run_status(run, now));
+    for (const std::string& run : run_folders_in(folder)) all.runs.push_back(run_status(run, now));
   }
   for (const RunStatus& run : all.runs) {
     if (call.code == 0) call.code = exit_code_of(run);

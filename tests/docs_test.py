@@ -305,6 +305,9 @@ class Guides(unittest.TestCase):
     def test_run_read_a_log(self):
         self.page_runs("docs/guide/read_a_log.md")
 
+    def test_run_fine_tune(self):
+        self.page_runs("docs/guide/fine_tune.md")
+
     def test_run_when_it_fails(self):
         self.page_runs("docs/guide/when_it_fails.md")
 

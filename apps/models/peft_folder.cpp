@@ -179,21 +179,20 @@ class PeftAdapter {
 
 std::string config_text(const LoraConfig& config, const PeftWritten& targets,
                         const PeftFolder& to) {
-  using Json = nlohmann::ordered_json;
-  Json out = {{"peft_type", "LORA"},
-              {"task_type", "CAUSAL_LM"},
-              {"peft_version", std::string(to_text(to.version)) + ".0"},
-              {"base_model_name_or_path", nullptr},
-              {"r", config.rank},
-              {"lora_alpha", config.alpha},
-              {"lora_dropout", 0.0},
-              {"use_rslora", config.rslora},
-              {"bias", "none"},
-              {"fan_in_fan_out", false},
-              {"init_lora_weights", true},
-              {"inference_mode", true},
-              {"target_modules", targets.modules},
-              {"target_parameters", targets.parameters}};
+  nlohmann::ordered_json out = {{"peft_type", "LORA"},
+                                {"task_type", "CAUSAL_LM"},
+                                {"peft_version", std::string(to_text(to.version)) + ".0"},
+                                {"base_model_name_or_path", nullptr},
+                                {"r", config.rank},
+                                {"lora_alpha", config.alpha},
+                                {"lora_dropout", 0.0},
+                                {"use_rslora", config.rslora},
+                                {"bias", "none"},
+                                {"fan_in_fan_out", false},
+                                {"init_lora_weights", true},
+                                {"inference_mode", true},
+                                {"target_modules", targets.modules},
+                                {"target_parameters", targets.parameters}};
   if (!to.base.empty()) out["base_model_name_or_path"] = to.base;
   return out.dump(2) + '\n';
 }

@@ -107,12 +107,12 @@ void add_tokens(const std::string& path, std::vector<NamedText>& out) {
 }
 
 void finish(ModelTemplate& found, const std::string& folder) {
-  constexpr size_t kMostBytes = size_t{256} << 10;
+  constexpr size_t kMostTemplateBytes = size_t{256} << 10;
   size_t bytes = 0;
   for (const NamedText& one : found.templates) bytes += one.text.size();
-  if (bytes > kMostBytes) {
+  if (bytes > kMostTemplateBytes) {
     fail(Code::kBadTokenizer, found.file, "has", bytes, "bytes of chat templates; at most",
-         kMostBytes, "are read");
+         kMostTemplateBytes, "are read");
   }
   if (folder.empty()) return;
   add_tokens(in_folder(folder, "tokenizer_config.json"), found.tokens);

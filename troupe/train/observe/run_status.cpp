@@ -196,7 +196,7 @@ bool is_run(const std::string& folder) {
   return std::filesystem::is_directory(folder, error) && !steps_in(folder).empty();
 }
 
-std::vector<std::string> runs_of(const std::string& folder) {
+std::vector<std::string> run_folders_in(const std::string& folder) {
   if (is_run(folder)) return {folder};
   std::vector<std::string> out;
   if (file_kind(folder, Code::kBadRunFolder) == FileKind::kFolder) {

@@ -51,7 +51,7 @@ struct RunStatus {
 // Whether the folder has what a run leaves: exit.json, log.jsonl or checkpoints.
 bool is_run(const std::string& folder);
 // The folder itself where it is a run, else the runs in it by name. E2005 where there are none.
-std::vector<std::string> runs_of(const std::string& folder);
+std::vector<std::string> run_folders_in(const std::string& folder);
 
 // `now`: seconds since 1970.
 RunStatus run_status(const std::string& run, double now);

@@ -132,11 +132,11 @@ TEST_F(RunStatusTest, AFolderOfRunsIsATable) {
     put_record(run, {.state = RunState::kFinished, .step = 7, .message = "done"});
   }
   std::filesystem::create_directory(all / "notes");
-  const std::vector<std::string> runs = runs_of(all.path());
+  const std::vector<std::string> runs = run_folders_in(all.path());
   EXPECT_EQ(runs, (std::vector<std::string>{all / "a", all / "b"}));
-  EXPECT_EQ(runs_of(runs[0]), std::vector<std::string>{runs[0]});
-  EXPECT_THROW(runs_of(all / "notes"), Error);
-  EXPECT_THROW(runs_of(all / "none"), Error);
+  EXPECT_EQ(run_folders_in(runs[0]), std::vector<std::string>{runs[0]});
+  EXPECT_THROW(run_folders_in(all / "notes"), Error);
+  EXPECT_THROW(run_folders_in(all / "none"), Error);
   RunStatus one = run_status(runs[0], kLogEnd);
   one.run = "a";
   EXPECT_EQ(status_table({one}),
