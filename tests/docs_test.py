@@ -137,6 +137,10 @@ class Parse(unittest.TestCase):
         if program.startswith("build/"):  # a bench, which a command before has built
             sources = [ROOT / "bench" / (pathlib.PurePath(program).name + kind) for kind in (".cpp", ".cu")]
             return self.assertTrue(any(source.exists() for source in sources), f"{place}: no source of {program}")
+        if program in ("sbatch", "kubectl", "scancel"):
+            for word in words:
+                self.assertTrue(not word.startswith("recipes/") or (ROOT / word).exists(), f"{place}: no file {word}")
+            return None
         return self.assertIn(program, ("cmake", "pip", "export"), f"{place}: {program} is unknown to this test")
 
     def test_commands_that_need_more_than_a_laptop_are_parsed(self):
@@ -153,7 +157,7 @@ class Parse(unittest.TestCase):
     def test_a_wrong_option_verb_or_key_is_found(self):
         for line in ("troupe trane x.yaml", "troupe train x.yaml --quite", "troupe train x.yaml --set train.stepz=1",
                      "torchrun troupe launch -n 2 -- train x.yaml --loud", "./dev quikstart", "tools/follow_log.py x --two wandb",
-                     "troupe plan recipes/none.yaml", "docker run x", "python examples/none.py x"):
+                     "troupe plan recipes/none.yaml", "sbatch recipes/none.sbatch", "docker run x", "python examples/none.py x"):
             with self.assertRaises(AssertionError, msg=line):
                 self.check(shlex.split(line), "here")
 

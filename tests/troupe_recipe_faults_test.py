@@ -246,7 +246,7 @@ class TroupeRecipeFaults(NanoRun):
 
     def test_F142_variables_that_nothing_reads_are_told(self):
         said = self.troupe("check", "nano.yaml", TROUPE_FAUTL="x", TROUPE_SEED="3", TROUPE_DEVICE="cuda", TROUPE_LR="1",
-                           TROUPE_BUILDS="x").stderr
+                           TROUPE_BUILDS="x", TROUPE_PYTHON="python3").stderr
         self.assertIn("TROUPE_FAUTL is not read; there is TROUPE_FAULT", said)
         self.assertEqual(said.count(" is not read; "), 5, said)
         self.assertIn("TROUPE_FAULT is set", self.train("train.steps=3", TROUPE_FAULT="prune=sleep:1"))
