@@ -50,8 +50,11 @@ class Adapters(FolderTest):
         self.write_recipe(LORA | lora)
         self.troupe("train", "tune.yaml", "--quiet")
 
-    def with_peft(self, *options):
+    def export_adapter(self, *options):
         self.troupe("export", "tuned", "--adapter", "adapter", "--base", str(self.folder / "base"), "--force", *options)
+
+    def with_peft(self):
+        self.export_adapter()
         return peft.PeftModel.from_pretrained(load(self.folder / "base"), str(self.folder / "adapter")).eval()
 
     def merged(self):
@@ -83,7 +86,7 @@ class Adapters(FolderTest):
 
     def test_245_the_layout_of_0_18_says_the_same_of_experts(self):
         self.tuned()
-        self.with_peft("--peft", "0.18")
+        self.export_adapter("--peft", "0.18")
         base = dict(load(self.folder / "base").named_parameters())
         merged = dict(self.merged().named_parameters())
         factors = load_file(self.folder / "adapter/adapter_model.safetensors")

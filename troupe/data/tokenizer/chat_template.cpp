@@ -152,7 +152,7 @@ ModelTemplate open_model_template(const std::string& name, const std::string& to
     }
     if (std::ranges::find(found->templates, name, &NamedText::name) == found->templates.end()) {
       fail(Code::kBadValue, "template", name, "is no file, no folder and no template of",
-           found->file, "; it has", names_of(*found));
+           found->file + "; it has", names_of(*found));
     }
     found->chosen = name;
     return *std::move(found);
