@@ -1,6 +1,5 @@
 // troupe inspect: what a file or folder is, what it holds, and whether it is sound.
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <iostream>
 #include <limits>
@@ -16,6 +15,7 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/text/suggest.h"
+#include "troupe/core/unix_seconds.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/data/tokens/token_file.h"
 #include "troupe/distributed/status/flight_table.h"
@@ -383,8 +383,7 @@ bool has_records(const std::string& folder) {
 
 // How it ended, before what its newest step holds.
 void print_end(const std::string& run) {
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  std::cout << end_text(run, std::chrono::duration<double>(since).count());
+  std::cout << end_text(run, unix_seconds());
 }
 
 // --- what ranks did last: RUN/flight.json, RUN/flight-rank-3.json ---

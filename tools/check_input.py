@@ -24,6 +24,8 @@ BOUNDED = re.compile(r"\bcounts_out_of_bounds\s*\(")
 # Readers of files that hold no count by which memory is taken or a loop repeats.
 HARMLESS = {
     "apps/bench.cpp": "rates of this program's own ranks",
+    "apps/inspect.cpp": "a flight record: numbers to show and to order by, ranks are those of its lists",
+    "apps/sweep_facts.cpp": "sweep.json, which is compared with the command's own",
     "troupe/checkpoint/files/manifest.cpp": "sizes are compared with the files that they are of",
     "troupe/checkpoint/files/manifest.h": "the state of a run: require_counters() of train/loop/resume_checks.h",
     "troupe/checkpoint/state/save_step.cpp": "sizes of this run's own shards",
@@ -31,6 +33,7 @@ HARMLESS = {
     "troupe/data/build/build_corpus.cpp": "a journal, which is compared with the files that it is of",
     "troupe/data/text/build_info.cpp": "a data set's description, compared with its files",
     "troupe/nn/config/presets.cpp": "presets of this program",
+    "troupe/train/recipe/load_recipe.cpp": "the recipe, which validate() looks at",
     "troupe/train/run/kept_tokenizer.cpp": "kept.json: names and hashes of files",
     "troupe/train/observe/expert_use.cpp": "experts.json: words and numbers to show",
     "troupe/train/observe/run_files.cpp": "exit.json: words and numbers to show, and a process that is only looked up",
