@@ -41,7 +41,7 @@ class TroupeRecipeFaults(NanoRun):
         self.assertFalse(small["ok"])
         self.assertGreater(small["memory"], small["available"])
         self.assertIn("7006", small["warnings"][0])
-        words = "check", "nano.yaml", "--set", "model.widht=3", "--set", "train.steps=many"
+        words = "check", "nano.yaml", "--set", "model.widht=64", "--set", "train.steps=many"
         said = self.troupe(*words, code=2).stderr
         out = self.troupe(*words, "--json", code=2)
         told = json.loads(out.stdout)

@@ -144,8 +144,8 @@ bool ChildOutput::send(std::string_view text) {
 std::string ChildOutput::take(size_t bytes) {
   std::string out = kept_.substr(taken_, bytes);
   taken_ += out.size();
-  if (taken_ == kept_.size()) {
-    kept_.clear();
+  if (taken_ >= kept_.size() / 2) {  // so that each byte moves at most once
+    kept_.erase(0, taken_);
     taken_ = 0;
   }
   return out;
