@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kStack = size_t{512} << 10;
 constexpr int64_t kKibi = 1024;
-constexpr std::chrono::milliseconds kToEnd{60'000}, kPause{20};
+constexpr std::chrono::milliseconds kToEnd{5'000}, kPause{20};
 
 // The number behind a word of a file of /proc; 0: there is none.
 int64_t number_behind(const std::string& file, const std::string& word) {
