@@ -37,7 +37,7 @@ std::optional<WeightFactors> RunAdapters::of(const std::string& weight) const {
 }
 
 at::Tensor RunAdapters::merged(const std::string& weight) const {
-  const at::Tensor w = stored_(weight);
+  at::Tensor w = stored_(weight);
   const auto factors = of(weight);
   if (!factors) return w;
   const at::Tensor delta = at::mm(factors->b, factors->a) * config_.scale();
