@@ -19,6 +19,16 @@ FAMILIES = {
     # The multipliers of the published Granite 3.
     "granitemoe": dict(intermediate_size=24, num_local_experts=8, num_experts_per_tok=3, embedding_multiplier=12.0,
                        residual_multiplier=0.22, attention_multiplier=0.015625, logits_scaling=6.0),
+    "dots1": dict(intermediate_size=48, moe_intermediate_size=24, n_routed_experts=8, n_shared_experts=1,
+                  num_experts_per_tok=3, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5),
+    "solar_open": dict(moe_intermediate_size=24, n_routed_experts=8, num_experts_per_tok=3, head_dim=8),
+    "glm4_moe_lite": dict(num_key_value_heads=4, intermediate_size=48, moe_intermediate_size=32, n_routed_experts=4,
+                          num_experts_per_tok=2, n_shared_experts=1, kv_lora_rank=16, qk_nope_head_dim=16,
+                          qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=24),
+    # The multipliers of the published Granite 3, which its shared part has too.
+    "granitemoeshared": dict(intermediate_size=24, num_local_experts=8, num_experts_per_tok=3, embedding_multiplier=12.0,
+                             residual_multiplier=0.22, attention_multiplier=0.015625, logits_scaling=6.0,
+                             shared_intermediate_size=40),
     "hunyuan_v1_moe": dict(intermediate_size=24, num_experts=8, moe_topk=3, head_dim=8, rope_parameters=dict(
         rope_type="dynamic", type="dynamic", rope_theta=1e4, alpha=50.0, factor=1.0)),
     "minimax_m2": dict(intermediate_size=24, num_local_experts=8, num_experts_per_tok=3, head_dim=8, rope_parameters=dict(
@@ -87,6 +97,18 @@ class Families(FolderTest):
 
     def test_hunyuan_v1_moe_with_an_alpha(self):
         self.check("hunyuan_v1_moe")
+
+    def test_dots1(self):
+        self.check("dots1")
+
+    def test_solar_open(self):
+        self.check("solar_open")
+
+    def test_glm4_moe_lite(self):
+        self.check("glm4_moe_lite")
+
+    def test_granitemoeshared_with_its_multipliers(self):
+        self.check("granitemoeshared")
 
     def test_minimax_m2(self):
         self.check("minimax_m2")

@@ -44,6 +44,15 @@ FAMILIES = {
     "hunyuan_v1_moe": dict(SMALL, intermediate_size=48, num_experts=4, moe_topk=2, head_dim=8),
     "minimax_m2": dict(SMALL, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2, head_dim=16,
                        rope_parameters=dict(rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5)),
+    "dots1": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, n_routed_experts=4, n_shared_experts=2,
+                  num_experts_per_tok=2, head_dim=16, first_k_dense_replace=1, norm_topk_prob=True, sliding_window=8,
+                  max_window_layers=1),
+    "solar_open": dict(SMALL, moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, head_dim=16,
+                       attention_bias=True),
+    "glm4_moe_lite": dict({k: v for k, v in MLA.items() if k != "first_k_dense_replace"}, q_lora_rank=24,
+                          mlp_layer_types=["sparse", "dense"]),
+    "granitemoeshared": dict(SMALL, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2,
+                             attention_multiplier=0.25, shared_intermediate_size=40),
     "gpt2": dict(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=64),
     "mixtral": dict(SMALL, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, num_experts=4,
@@ -158,6 +167,28 @@ class HfIo(FolderTest):
     def test_minimax_m2(self):
         folder, _, _ = self.round_trip("minimax_m2")
         self.assertIn("fraction: 0.5", self.hf_io("config", folder))
+
+    def test_dots1_whose_last_layer_has_a_window(self):
+        _, _, back = self.round_trip("dots1")
+        self.assertEqual(json.loads((back / "config.json").read_text())["layer_types"],
+                         ["full_attention", "sliding_attention"])
+
+    def test_dots1_of_files_that_do_not_divide_by_the_sum(self):
+        folder, _ = self.save("dots1", norm_topk_prob=False)
+        self.assertRegex(self.hf_io("import", folder, self.folder / "x", code=4), "norm_topk_prob")
+
+    def test_solar_open(self):
+        self.round_trip("solar_open")
+
+    def test_glm4_moe_lite_whose_last_layer_is_dense(self):
+        _, _, back = self.round_trip("glm4_moe_lite")
+        self.assertEqual(json.loads((back / "config.json").read_text())["mlp_layer_types"], ["sparse", "dense"])
+
+    def test_granitemoeshared_with_and_without_a_shared_part(self):
+        self.round_trip("granitemoeshared")
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        self.round_trip("granitemoeshared", shared_intermediate_size=0)
 
     def test_what_has_no_operator_is_refused_by_its_name(self):
         for family, operator in (("phimoe", "SparseMixer"), ("minimax", "lightning attention"),

@@ -12,13 +12,14 @@ import unittest
 import torch
 from safetensors.torch import load_file
 from transformers import (DbrxConfig, DbrxForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM,
-                          DeepseekV3Config, DeepseekV3ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, FlexOlmoConfig,
-                          FlexOlmoForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, GPT2Config,
+                          DeepseekV3Config, DeepseekV3ForCausalLM, Dots1Config, Dots1ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, FlexOlmoConfig,
+                          FlexOlmoForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, GPT2Config,
                           GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM,
+                          GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM,
                           HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM, LlamaConfig, LlamaForCausalLM, MiniMaxM2Config,
                           MiniMaxM2ForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config,
                           Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM,
-                          Qwen3MoeConfig, Qwen3MoeForCausalLM)
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM, SolarOpenConfig, SolarOpenForCausalLM)
 
 PROGRAM = pathlib.Path(os.environ["TROUPE_BUILD"], "model_run")
 VOCAB, BATCH, SEQUENCE = 96, 2, 40
@@ -133,6 +134,53 @@ class Models(unittest.TestCase):
                      "first_dense: 1, rope: {theta: 1000000, fraction: 0.5}, moe: {experts: 8, top_k: 2, hidden: 12, "
                      "shared: {experts: 1}, router: {kind: sigmoid_bias, scale: 2.5, limit: {groups: 4, keep: 2, "
                      "top: 2}}}")
+
+    def test_dots1(self):
+        config = Dots1Config(**COMMON, num_key_value_heads=2, head_dim=16, moe_intermediate_size=12, intermediate_size=40,
+                             n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=2, n_group=4, topk_group=2,
+                             first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True, sliding_window=9,
+                             max_window_layers=1, rms_norm_eps=1e-5,
+                             rope_parameters=dict(rope_type="default", rope_theta=1e6))
+        theirs = seeded(Dots1ForCausalLM, config)
+        theirs.model.layers[1].mlp.gate.e_score_correction_bias.normal_(std=0.1)
+        self.compare("dots1", theirs,
+                     SHAPE + "kv_heads: 2, head_dim: 16, qk_norm: head, norm: {eps: 1e-5}, ffn: 40, first_dense: 1, "
+                     "window: 9, window_layers: '[0,1]', rope: {theta: 1000000}, moe: {experts: 8, top_k: 2, hidden: 12, "
+                     "shared: {experts: 2}, router: {kind: sigmoid_bias, scale: 2.5, limit: {groups: 4, keep: 2, top: 2}}}")
+
+    def test_solar_open(self):
+        config = SolarOpenConfig(**COMMON, num_key_value_heads=2, head_dim=16, moe_intermediate_size=12, n_routed_experts=8,
+                                 n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1,
+                                 routed_scaling_factor=1.5, attention_bias=True, rms_norm_eps=1e-5,
+                                 rope_parameters=dict(rope_type="default", rope_theta=1e6, partial_rotary_factor=1.0))
+        theirs = seeded(SolarOpenForCausalLM, config)
+        theirs.model.layers[1].mlp.gate.e_score_correction_bias.normal_(std=0.1)
+        self.compare("solar_open", theirs,
+                     SHAPE + "kv_heads: 2, head_dim: 16, qkv_bias: true, norm: {eps: 1e-5}, rope: {theta: 1000000}, moe: "
+                     "{experts: 8, top_k: 2, hidden: 12, shared: {experts: 1}, router: {kind: sigmoid_bias, scale: 1.5}}")
+
+    def test_glm4_moe_lite(self):
+        config = Glm4MoeLiteConfig(**COMMON, q_lora_rank=16, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8,
+                                   v_head_dim=10, intermediate_size=40, moe_intermediate_size=12, n_routed_experts=8,
+                                   n_shared_experts=1, num_experts_per_tok=2, n_group=4, topk_group=2,
+                                   routed_scaling_factor=1.8, num_key_value_heads=4, rms_norm_eps=1e-6,
+                                   mlp_layer_types=["dense", "sparse"],
+                                   rope_parameters=dict(rope_type="default", rope_theta=1e6))
+        theirs = seeded(Glm4MoeLiteForCausalLM, config)
+        theirs.model.layers[1].mlp.gate.e_score_correction_bias.normal_(std=0.1)
+        self.compare("glm4_moe_lite", theirs,
+                     SHAPE + self.MLA % ", q_rank: 16" + "rope: {theta: 1000000, interleaved: true}, moe: {experts: 8, "
+                     "top_k: 2, hidden: 12, shared: {experts: 1}, router: {kind: sigmoid_bias, scale: 1.8, limit: {groups: "
+                     "4, keep: 2, top: 2}}}")
+
+    def test_granitemoeshared(self):
+        config = GraniteMoeSharedConfig(**COMMON, num_key_value_heads=2, intermediate_size=12, num_local_experts=4,
+                                        num_experts_per_tok=2, shared_intermediate_size=20, rms_norm_eps=1e-6,
+                                        attention_multiplier=8 ** -0.5,
+                                        rope_parameters=dict(rope_type="default", rope_theta=1e4))
+        self.compare("granitemoeshared", seeded(GraniteMoeSharedForCausalLM, config),
+                     SHAPE + "kv_heads: 2, norm: {eps: 1e-6}, moe: {experts: 4, top_k: 2, hidden: 12, shared: {experts: 1, "
+                     "hidden: 20}, router: {kind: topk_softmax, order: after}}")
 
     def test_ernie4_5_moe(self):
         config = Ernie4_5_MoeConfig(**{k: v for k, v in COMMON.items() if k != "attention_dropout"}, num_key_value_heads=2,

@@ -136,6 +136,26 @@ void ConfigFields::attention_bias(bool absent) {
   config.model.qkv_bias = config.model.out_bias = bias;
 }
 
+void ConfigFields::latent_attention(const MlaConfig& absent) {
+  ModelConfig& c = config.model;
+  attention_bias(false);
+  if (!c.mla) c.mla.emplace();
+  MlaConfig& m = *c.mla;
+  std::optional<int64_t> q_rank;
+  if (m.q_rank > 0) q_rank = m.q_rank;
+  keys.optional({"q_lora_rank"}, q_rank);
+  m.q_rank = q_rank.value_or(0);
+  keys.field({"kv_lora_rank"}, m.kv_rank, absent.kv_rank);
+  keys.field({"qk_nope_head_dim"}, m.nope_dim, absent.nope_dim);
+  keys.field({"qk_rope_head_dim"}, m.rope_dim, absent.rope_dim);
+  keys.field({"v_head_dim"}, m.value_dim, absent.value_dim);
+  keys.pass({"head_dim", "qk_head_dim", "num_key_value_heads"}, passed);
+  // It has a key and a value for each head; the classes' default is another number.
+  if (!keys.reads()) keys.at("num_key_value_heads") = c.heads;
+  if (keys.reads()) c.kv_heads = c.head_dim = 0, m.eps = 1e-6;
+  c.rope.interleaved = true;
+}
+
 bool ConfigFields::layer_types() {
   ModelConfig& c = config.model;
   Json& types = keys.at("layer_types");

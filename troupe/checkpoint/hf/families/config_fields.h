@@ -34,6 +34,8 @@ struct ConfigFields {
   void head_dim(int64_t absent);
   void head_dim_from_width();  // the class has no such key; heads divide the width
   void attention_bias(bool absent);
+  // Latent attention without biases; `absent` but for its q_rank, which a missing key says to be 0.
+  void latent_attention(const MlaConfig& absent);
   void qkv_bias_alone(const char* name, bool absent);  // attention's output never has one
   // "sliding_window" where it is `used`; 0: none.
   int64_t window_size(bool used, int64_t absent);

@@ -4,15 +4,11 @@
 namespace troupe::hf {
 namespace {
 
-void add_block(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at, bool fused) {
-  add_norms(t, c, at);
-  add_mla(t, c, l, at);
-  l.moe ? add_biased_moe(t, c, l, at, fused) : add_ffn(t, c, l, at);
-}
-
 std::vector<HfTensor> deepseek_names(const ModelConfig& c, bool fused) {
-  std::vector<HfTensor> all = layered_names(
-      c, [&](Table& t, const LayerConfig& l, const Prefix& at) { add_block(t, c, l, at, fused); });
+  std::vector<HfTensor> all =
+      layered_names(c, [&](Table& t, const LayerConfig& l, const Prefix& at) {
+        add_latent_block(t, c, l, at, fused);
+      });
   // An MTP module is one more layer, with copies of the embedding and of the head.
   for (int64_t d = 0; d < c.mtp.depth; ++d) {
     const std::string ours = "head.mtp." + std::to_string(d) + ".";
@@ -22,7 +18,7 @@ std::vector<HfTensor> deepseek_names(const ModelConfig& c, bool fused) {
     m.same(ours + "hidden_norm.weight", {c.width}, theirs + "hnorm.weight");
     m.same(ours + "proj.weight", {c.width, 2 * c.width}, theirs + "eh_proj.weight");
     m.same(ours + "norm.weight", {c.width}, theirs + "shared_head.norm.weight");
-    add_block(m, c, layer_config(c, c.layers + d), {ours + "block.", theirs}, fused);
+    add_latent_block(m, c, layer_config(c, c.layers + d), {ours + "block.", theirs}, fused);
     for (HfTensor& x : m.take()) all.push_back(std::move(x));
     for (HfTensor& x : all) {
       if (x.name == "embed.tokens") x.copies.push_back(theirs + "embed_tokens.weight");
@@ -68,24 +64,9 @@ void v3_router(ConfigFields& f) {
 void deepseek_config(ConfigFields& f, bool v3) {
   ModelConfig& c = f.config.model;
   v3 ? f.sizes({129280, 7168, 61, 128, 4096, 1e-6}) : f.sizes({102400, 4096, 32, 32, 2048, 1e-6});
-  f.attention_bias(false);
-  if (!c.mla) c.mla.emplace();
-  MlaConfig& m = *c.mla;
-  if (f.keys.reads() && f.keys.at("q_lora_rank").is_null() && f.keys.has("kv_lora_rank"))
-    m.q_rank = 0;
-  std::optional<int64_t> q_rank;
-  if (m.q_rank > 0) q_rank = m.q_rank;
-  f.keys.optional({"q_lora_rank"}, q_rank);
-  m.q_rank = q_rank.value_or(0);
-  f.keys.field({"kv_lora_rank"}, m.kv_rank, int64_t{512});
-  f.keys.field({"qk_nope_head_dim"}, m.nope_dim, int64_t{128});
-  f.keys.field({"qk_rope_head_dim"}, m.rope_dim, int64_t{64});
-  f.keys.field({"v_head_dim"}, m.value_dim, int64_t{128});
-  f.keys.pass({"head_dim", "qk_head_dim", "num_key_value_heads", "aux_loss_alpha", "mlp_bias"},
-              f.passed);
-  // Latent attention has a key and a value for each head; the classes' default is another number.
-  if (!f.keys.reads()) f.keys.at("num_key_value_heads") = c.heads;
-  if (f.keys.reads()) c.kv_heads = c.head_dim = 0, m.eps = 1e-6;
+  f.latent_attention(
+      {.q_rank = 0, .kv_rank = 512, .nope_dim = 128, .rope_dim = 64, .value_dim = 128});
+  f.keys.pass({"aux_loss_alpha", "mlp_bias"}, f.passed);
   f.keys.field({"intermediate_size"}, c.ffn, v3 ? int64_t{18432} : int64_t{11008});
   f.keys.field({"moe_intermediate_size"}, c.moe.ffn.hidden, v3 ? int64_t{2048} : int64_t{1407});
   f.experts({"n_routed_experts", "num_local_experts"}, v3 ? 256 : 64, v3 ? 8 : 6);
@@ -93,7 +74,6 @@ void deepseek_config(ConfigFields& f, bool v3) {
   f.keys.field({"first_k_dense_replace"}, c.first_dense, v3 ? int64_t{3} : int64_t{0});
   f.keys.only("moe_layer_freq", int64_t{1});
   v3 ? v3_router(f) : v2_router(f);
-  c.rope.interleaved = true;
   f.rope(10000);
 }
 

@@ -8,17 +8,18 @@ namespace hf {
 
 extern const HfFamily kGpt2, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen2Moe, kQwen3Moe,
     kOlmoe, kFlexOlmo, kDbrx, kDeepseekV2, kDeepseekV3, kGlm4Moe, kGptOss, kGraniteMoe, kErnie45Moe,
-    kHunyuanMoe, kMinimaxM2;
+    kHunyuanMoe, kMinimaxM2, kDots1, kSolarOpen, kGlm4MoeLite, kGraniteMoeShared;
 
 }  // namespace hf
 namespace {
 
 // The one list.
 constexpr const HfFamily* kFamilies[] = {
-    &hf::kLlama,      &hf::kMistral,    &hf::kQwen2,      &hf::kQwen3,    &hf::kMixtral,
-    &hf::kQwen2Moe,   &hf::kQwen3Moe,   &hf::kOlmoe,      &hf::kDbrx,     &hf::kDeepseekV2,
-    &hf::kDeepseekV3, &hf::kGlm4Moe,    &hf::kGptOss,     &hf::kGpt2,     &hf::kFlexOlmo,
-    &hf::kGraniteMoe, &hf::kErnie45Moe, &hf::kHunyuanMoe, &hf::kMinimaxM2};
+    &hf::kLlama,      &hf::kMistral,     &hf::kQwen2,           &hf::kQwen3,     &hf::kMixtral,
+    &hf::kQwen2Moe,   &hf::kQwen3Moe,    &hf::kOlmoe,           &hf::kDbrx,      &hf::kDeepseekV2,
+    &hf::kDeepseekV3, &hf::kGlm4Moe,     &hf::kGptOss,          &hf::kGpt2,      &hf::kFlexOlmo,
+    &hf::kGraniteMoe, &hf::kErnie45Moe,  &hf::kHunyuanMoe,      &hf::kMinimaxM2, &hf::kDots1,
+    &hf::kSolarOpen,  &hf::kGlm4MoeLite, &hf::kGraniteMoeShared};
 
 // The same model under another model_type; it is written by the first.
 struct OtherName {
@@ -112,6 +113,9 @@ void check_moe(const HfForm& f, const ModelConfig& c, Misfit& m) {
   m.unless(moe.shared.experts == 0 ||
                moe.shared.form == (f.gated_shared ? SharedForm::kGate : SharedForm::kSum),
            "moe.shared.form");
+  m.unless(moe.shared.experts == 0 || f.shared_width || moe.shared.hidden == 0 ||
+               moe.shared.hidden == moe.shared.experts * moe.ffn.hidden,
+           "moe.shared.hidden");
   if (const auto* softmax = std::get_if<TopkSoftmaxRouting>(&moe.router)) {
     const bool sums = softmax->order == SoftmaxOrder::kAfter || softmax->sums_to_one(moe.top_k);
     if (f.sums_to_one) m.unless(sums, "moe.router.order");

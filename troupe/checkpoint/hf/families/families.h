@@ -65,6 +65,7 @@ struct HfForm {
   bool biased_clamped_experts = false;      // gpt-oss: quick_gelu, clamped, with biases
   bool shared = false;                      // may have shared experts,
   bool gated_shared = false;                // with a sigmoid gate, as it always has them
+  bool shared_width = false;                // of any width; else a multiple of the routed experts'
   std::string_view router = TopkSoftmaxRouting::kKind;
   bool sums_to_one = false;         // a token's weights always do
   bool scaled_and_limited = false;  // may scale a token's weights and choose among groups

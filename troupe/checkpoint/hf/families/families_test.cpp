@@ -118,6 +118,14 @@ TEST(HfNames, TheFamilyOfAConfigIsFoundByItsForm) {
   EXPECT_EQ(hf_family_of(parallel), nullptr);
 }
 
+TEST(HfNames, ASharedExpertOfAnyWidthIsNoMultipleOfTheRoutedOnes) {
+  ModelConfig c = small("deepseek-v3");
+  c.moe.shared.hidden = c.moe.shared.experts * c.moe.ffn.hidden;
+  EXPECT_EQ(hf_family_of(c), &family("deepseek_v3"));
+  c.moe.shared.hidden += 8;
+  EXPECT_EQ(hf_family_of(c), nullptr);
+}
+
 TEST(HfNames, AMisfitIsRefusedByItsKey) {
   const auto fault = [](const char* model_type, const ModelConfig& c) {
     try {

@@ -32,6 +32,23 @@ std::vector<HfTensor> granitemoe_names(const ModelConfig& c, bool fused) {
   });
 }
 
+// A feed-forward for every token, its gate and up rows in one matrix.
+void add_shared_mlp(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at) {
+  const int64_t F = l.moe->shared.width_for(l.moe->ffn.hidden), D = c.width;
+  const std::string shared = at.theirs + "shared_mlp.";
+  t.same(at.ours + "moe.shared.w1", {2, F, D}, shared + "input_linear.weight");
+  t.same(at.ours + "moe.shared.w2", {D, F}, shared + "output_linear.weight");
+}
+
+std::vector<HfTensor> granitemoeshared_names(const ModelConfig& c, bool fused) {
+  return layered_names(c, [&](Table& t, const LayerConfig& l, const Prefix& at) {
+    add_norms(t, c, at);
+    add_attention(t, c, l, at);
+    add_joined_experts(t, c, l, at, fused);
+    if (l.moe->shared.experts > 0) add_shared_mlp(t, c, l, at);
+  });
+}
+
 // Granite multiplies the embedding, what blocks add, the softmax's argument and divides the logits.
 // All four are linear in weights, which have them here; an export has them so too.
 void multipliers(ConfigFields& f) {
@@ -77,6 +94,16 @@ void granitemoe_config(ConfigFields& f) {
   multipliers(f);
 }
 
+void granitemoeshared_config(ConfigFields& f) {
+  granitemoe_config(f);
+  SharedConfig& shared = f.config.model.moe.shared;
+  int64_t width = shared.experts > 0 ? shared.width_for(f.config.model.moe.ffn.hidden) : 0;
+  f.keys.field({"shared_intermediate_size"}, width, int64_t{0});
+  if (!f.keys.reads()) return;
+  shared.experts = width > 0 ? 1 : 0;
+  shared.hidden = width;
+}
+
 }  // namespace
 
 extern constinit const HfFamily kGraniteMoe = {
@@ -85,6 +112,14 @@ extern constinit const HfFamily kGraniteMoe = {
     .form = {.qkv_bias = true, .sums_to_one = true},
     .read_or_write = granitemoe_config,
     .names = granitemoe_names,
+};
+
+extern constinit const HfFamily kGraniteMoeShared = {
+    .model_type = "granitemoeshared",
+    .architecture = "GraniteMoeSharedForCausalLM",
+    .form = {.qkv_bias = true, .shared = true, .shared_width = true, .sums_to_one = true},
+    .read_or_write = granitemoeshared_config,
+    .names = granitemoeshared_names,
 };
 
 }  // namespace troupe::hf

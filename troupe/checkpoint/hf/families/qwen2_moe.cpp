@@ -40,7 +40,10 @@ void qwen2_moe_config(ConfigFields& f) {
 extern constinit const HfFamily kQwen2Moe = {
     .model_type = "qwen2_moe",
     .architecture = "Qwen2MoeForCausalLM",
-    .form = {.mixed_layers = true, .qkv_bias_alone = true, .gated_shared = true},
+    .form = {.mixed_layers = true,
+             .qkv_bias_alone = true,
+             .gated_shared = true,
+             .shared_width = true},
     .read_or_write = qwen2_moe_config,
     .names = qwen2_moe_names,
 };

@@ -163,6 +163,13 @@ void add_biased_moe(Table& t, const ModelConfig& c, const LayerConfig& l, const 
   if (l.moe->shared.experts > 0) add_shared(t, c, l, at, "mlp.shared_experts.");
 }
 
+void add_latent_block(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
+                      bool fused) {
+  add_norms(t, c, at);
+  add_mla(t, c, l, at);
+  l.moe ? add_biased_moe(t, c, l, at, fused) : add_ffn(t, c, l, at);
+}
+
 bool module_left_out(const ModelConfig& c, std::string_view name) {
   constexpr std::string_view kLayer = "model.layers.";
   if (!name.starts_with(kLayer)) return false;

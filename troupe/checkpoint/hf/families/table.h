@@ -74,6 +74,10 @@ void add_choice_bias(Table& t, const LayerConfig& l, const Prefix& at, const std
 void add_biased_moe(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
                     bool fused);
 
+// Norms, latent attention, and such experts or a dense feed-forward.
+void add_latent_block(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
+                      bool fused);
+
 // Whether a tensor is of a multi-token prediction module that the config leaves out.
 bool module_left_out(const ModelConfig& c, std::string_view name);
 
