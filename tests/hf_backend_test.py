@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 from troupe_package import troupe
 
 import transformers  # isort: skip
-from troupe import gates, hf, hf_losses, hf_rotary, undecorated, words  # isort: skip
+from troupe import gates, hf, hf_losses, hf_masks, hf_rotary, patching, undecorated, words  # isort: skip
 
 E, D, F, T, K = 5, 16, 12, 11, 2
 ROOT = pathlib.Path(transformers.__file__).parent / "models"
@@ -587,6 +587,41 @@ class Patch(PutsBack):
         self.assertEqual(once, twice)
         troupe.unpatch(model)
         self.assertEqual({r.path for r in troupe.report(model)}, {"eager"})
+
+    def state(self, model):
+        """All that patch may change: implementations, forwards, marks, functions of the file."""
+        home = vars(sys.modules[type(model).__module__])
+        ours = {(n, k): v for n, m in model.named_modules() for k, v in vars(m).items() if k.startswith("_troupe") or k == "forward"}
+        return (ours, model.config._experts_implementation, model.config._attn_implementation, model.loss_function,
+                [home[name] for name in ("apply_rotary_pos_emb", "load_balancing_loss_func", "create_causal_mask")])
+
+    def test_a_patch_that_fails_leaves_the_model_as_it_was(self):
+        fails = mock.Mock(side_effect=[mock.DEFAULT, RuntimeError("planted")])  # at the second module
+        for what, broken in (("all", mock.patch.object(hf, "bind", fails)),
+                             ("all", mock.patch.object(patching, "_switch", fails)),
+                             ("all", mock.patch.object(words, "_router_of", fails)),
+                             ("all", mock.patch.object(hf_masks, "replace", mock.Mock(side_effect=RuntimeError("planted")))),
+                             ("all", mock.patch.object(hf_losses, "replace_causal", mock.Mock(side_effect=RuntimeError("planted")))),
+                             ("all", mock.patch.object(words, "_norm_of", mock.Mock(side_effect=RuntimeError("planted"))))):
+            for before in (None, {"experts", "rotary"}):
+                with self.subTest(broken.attribute, before=before):
+                    model = model_of("olmoe", "eager")
+                    if before:
+                        troupe.patch(model, before)
+                    report = str(troupe.report(model))
+                    was = self.state(model)  # a report notes what modules are called
+                    fails.side_effect = [mock.DEFAULT, RuntimeError("planted")]
+                    with broken, self.assertRaisesRegex(RuntimeError, "planted"):
+                        troupe.patch(model, what)
+                    self.assertEqual(self.state(model), was)
+                    self.assertEqual(str(troupe.report(model)), report)
+                    troupe.unpatch(model)
+        with self.subTest("gpt-oss has no rotary that agrees"):
+            model = model_of("gpt_oss", "eager")
+            with self.assertRaisesRegex(troupe.Unsupported, "rotary"):
+                troupe.patch(model, {"experts", "rotary"})
+            self.assertEqual({r.path for r in troupe.report(model)}, {"eager"})
+            self.assertEqual(model.config._experts_implementation, "eager")
 
     def test_other_tensor_kinds_and_devices_are_refused(self):
         module = made(importlib.import_module("transformers.models.olmoe.modeling_olmoe").OlmoeExperts)

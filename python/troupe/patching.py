@@ -6,6 +6,7 @@
 
 Weights, names and layouts stay. Decorated classes are switched by their configuration, as set_experts_implementation does;
 the classes of troupe.undecorated by their module's forward."""
+import contextlib
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from . import gates, hf, undecorated, words
 from .checks import Unsupported
 
 OTHER = ("Experts", "MegaBlocksMoeMLP", "ExpertsMLP")
+MARKS = ("_troupe_before", "_troupe_keep", "_troupe_keep_name", "_troupe_place", "_troupe_binding")  # of a module
 
 
 class Row(NamedTuple):
@@ -166,15 +168,46 @@ def _refuse_compiled(model):
                           "torch.compile.")
 
 
+def _set_marks(module, marks):
+    for name in MARKS:
+        module.__dict__.pop(name, None)
+    module.__dict__.update(marks)
+
+
+@contextlib.contextmanager
+def _whole_or_undone(model):
+    """Where the body raises, the model's experts, words and marks become what they were."""
+    before = [(m, {n: m.__dict__[n] for n in MARKS if n in m.__dict__}, undecorated.is_on(m),
+               m.config._experts_implementation if hf.is_decorated(m) else None) for _, m in find_experts(model)]
+    in_force = set(model.__dict__.get("_troupe_undo", ()))
+    try:
+        yield
+    except BaseException:
+        words.undo(model, keep=in_force)
+        for module, marks, on, implementation in before:
+            _set_marks(module, marks)
+            if hf.is_decorated(module):
+                module.config._experts_implementation_internal = implementation
+            if not on:
+                undecorated.switch_back(module)
+        raise
+
+
 def patch(model, what="experts", *, strict=True, check=True):
-    """Switches the model's experts (and with `what` "all" or a set of words, more) to Troupe; returns a Report.
+    """Switches the model's experts (and with `what` "all" or a set of words, more) to Troupe; returns a Report. Where it raises, the
+    model is as it was.
 
     strict: raise, after listing all of them, if there are no experts or one cannot be computed. Otherwise such a module
     keeps what it had and the report says so. check: compare each class of experts with its own forward on four rows."""
     wanted = words.parse(what)
     _refuse_compiled(model)
     hf.register()
-    found = list(find_experts(model))
+    with _whole_or_undone(model):
+        _patch(model, list(find_experts(model)), wanted, strict, check, wanted if strict and what != "all" else set())
+    return report(model)
+
+
+def _patch(model, found, wanted, strict, check, named):
     faults = {}
     for name, module in found:
         module._troupe_place = name
@@ -196,8 +229,7 @@ def patch(model, what="experts", *, strict=True, check=True):
     if "experts" in wanted:
         for name, module in found:
             _switch(module, name in faults, [m for _, m in found if "_troupe_before" in m.__dict__])
-    words.apply(model, wanted - {"experts"}, wanted if strict and what != "all" else set())
-    return report(model)
+    words.apply(model, wanted - {"experts"}, named)
 
 
 def _switch(module, faulty, others):
@@ -227,7 +259,5 @@ def unpatch(model):
             undecorated.switch_back(module)
         if "_troupe_before" in module.__dict__:
             module.config._experts_implementation_internal = module._troupe_before
-        for name in ("_troupe_before", "_troupe_keep", "_troupe_keep_name", "_troupe_place", "_troupe_binding"):
-            if name in module.__dict__:
-                delattr(module, name)
+        _set_marks(module, {})
     words.undo(model)
