@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import gates, hf, undecorated, words
+from . import gates, hf, hf_lora, undecorated, words
 from .checks import Unsupported
 
 OTHER = ("Experts", "MegaBlocksMoeMLP", "ExpertsMLP")
@@ -61,7 +61,12 @@ class Report(list):
 
 def find_experts(model):
     """(path, module) of all that is or looks like experts."""
+    blocks = []
     for name, module in model.named_modules():
+        if any(name.startswith(block) for block in blocks):
+            continue  # Llama-4's experts, which their block's forward reads
+        if undecorated.known(module):
+            blocks.append(f"{name}." if name else "")
         if hf.is_decorated(module) or undecorated.known(module):
             yield name, module
         elif type(module).__name__.removeprefix("Parametrized").endswith(OTHER) and next(module.parameters(), None) is not None:
@@ -111,9 +116,19 @@ def _row(name, module):
     return Row(path=binding.path, why=binding.why, **facts)
 
 
+def _with_adapters(row, module, names):
+    """Of experts that PEFT's wrapper is around: grouped products, between which the factors have their place (troupe.lora)."""
+    if not names or row.path not in ("fused", "products"):
+        return row
+    if not all(hf_lora.takes(module, name) for name in names):
+        return row._replace(why=f"PEFT adds the adapters of {', '.join(names)} to the weights at each call")
+    return row._replace(path="products", why=f"adapters of {', '.join(names)} apart from the weights", copy_bytes=0)
+
+
 def report(model):
     """What computes each experts module of the model, and why."""
-    rows = Report(_row(name, module) for name, module in find_experts(model))
+    adapters = hf_lora.adapted_names(model)
+    rows = Report(_with_adapters(_row(name, module), module, adapters.get(module)) for name, module in find_experts(model))
     rows.words = frozenset(model.__dict__.get("_troupe_undo", ()))
     rows.partitioned = tuple(sorted({type(m) for _, m in find_experts(model) if any(hasattr(p, "ds_id") for p in m.parameters())},
                                     key=lambda kind: kind.__name__))
@@ -211,9 +226,10 @@ def _patch(model, found, wanted, strict, check, named):
     faults = {}
     for name, module in found:
         module._troupe_place = name
-        if undecorated.known(module):
-            continue
         try:
+            if undecorated.known(module):
+                undecorated.check_adapters(module)
+                continue
             if not hf.is_decorated(module):
                 raise Unsupported(f"{name} ({type(module).__name__}) is a class that asks no registry for its forward. Keep "
                                   "it as it is with strict=False.")
@@ -234,7 +250,8 @@ def _patch(model, found, wanted, strict, check, named):
 
 def _switch(module, faulty, others):
     if undecorated.known(module):
-        undecorated.switch(module)
+        if not faulty:
+            undecorated.switch(module)
         return
     if not hf.is_decorated(module):
         return
