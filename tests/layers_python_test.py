@@ -308,6 +308,35 @@ class Losses(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "Linear has no troupe.MoE"):
             troupe.set_loss_scale(nn.Linear(2, 2), 2.0)
 
+    def test_attached_losses_follow_pytorchs_scaler_through_steps_and_accumulation(self):
+        """Weights after six steps of two microbatches, in which the scale grows and a step of an infinite gradient is left out."""
+        torch.manual_seed(1)
+        parts = torch.randn(6, 2, B, S, D)
+        returned, attached = layer("after", z_loss=0.01), layer("after", z_loss=0.01, losses="attach")
+        attached.load_state_dict(returned.state_dict())
+        scales = []
+        for moe in (returned, attached):
+            scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=2)
+            sgd = torch.optim.SGD(moe.parameters(), lr=0.1)
+            if moe is attached:
+                with self.assertRaisesRegex(troupe.Unsupported, "GradScaler, whose scale a layer cannot see"):
+                    moe(parts[0, 0])
+                troupe.set_loss_scale(moe, lambda scaler=scaler: scaler.get_scale() / 2)
+            for step, pair in enumerate(parts):
+                for x in pair:
+                    y, loss = moe(x) if moe is returned else (moe(x), 0.0)
+                    scaler.scale((y.square().mean() + (loss and loss.loss)) / 2 * (float("inf") if step == 3 else 1)).backward()
+                scaler.step(sgd)
+                scaler.update()
+                sgd.zero_grad()
+                scales.append(scaler.get_scale())
+            del scaler
+        troupe.set_loss_scale(attached, 1.0)  # and so no scaler stays in this process
+        self.assertEqual(scales[:6], scales[6:])
+        self.assertEqual(scales[:4], [65536.0, 131072.0, 131072.0, 65536.0])
+        for a, b in zip(attached.parameters(), returned.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
     def test_14_a_loss_that_nobody_uses_is_told_once(self):
         moe = layer("after")
         with warnings.catch_warnings(record=True) as seen:

@@ -189,7 +189,8 @@ class MoE(nn.Module):
             self.shared_expert_gate = nn.Linear(width, 1, bias=False, **kind)
         self.output_bias = nn.Parameter(torch.empty(width, **kind)) if o.output_bias else None
         self.fractions = losses.Fractions(experts, o.device) if o.balance == "global" else None
-        self.loss_scale = 1.0
+        self.loss_scale = None  # of the loss, for losses="attach": set_loss_scale. None: not said, 1
+        self._scaler_sought = False
         self._unused = 0  # training forwards since a gradient last reached aux.loss
         self.reset_parameters()
 
@@ -234,7 +235,7 @@ class MoE(nn.Module):
         y = y.reshape(x.shape)
         balance, z = self._losses(routing) if self.training and o.losses != "none" else (None, None)
         if o.losses == "attach" and (balance is not None or z is not None):
-            scale = self.loss_scale() if callable(self.loss_scale) else self.loss_scale
+            scale = self._scale_of_loss()
             for loss in (balance, z):
                 y = y if loss is None else losses.attach(y, loss, scale)
         y = (y, self.output_bias) if o.return_bias else y
@@ -243,6 +244,14 @@ class MoE(nn.Module):
         logits = getattr(routing, "logits", None)
         return y, Aux(self._sum(balance, z, x), balance, z, routing.counts, routing.ids,
                       None if logits is None else logits.detach(), dropped)
+
+    def _scale_of_loss(self):
+        if self.loss_scale is None:
+            if not self._scaler_sought and not torch.compiler.is_compiling():
+                losses.refuse_unknown_scale()
+                self._scaler_sought = True
+            return 1.0
+        return self.loss_scale() if callable(self.loss_scale) else self.loss_scale
 
     def _refusing(self, x):
         """What this rank cannot route the others hear of before they wait for its rows."""
@@ -333,7 +342,7 @@ def set_loss_scale(module, scale):
 
         troupe.set_loss_scale(model, lambda: scaler.get_scale() / microbatches)     # loss = scaler.scale(task / microbatches)
 
-    It stays until it is set again."""
+    It stays until it is set again. Where none was set, the first forward in training refuses a process with a GradScaler."""
     found = [m for m in module.modules() if isinstance(m, MoE)]
     if not found:
         raise ValueError(f"set_loss_scale: {type(module).__name__} has no troupe.MoE")
