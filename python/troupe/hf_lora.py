@@ -19,7 +19,7 @@ def takes(module, name):
         ours = undecorated.is_on(module) and undecorated.FORWARDS[type(module).__name__] is hf.experts
     else:
         ours = hf.is_decorated(module) and module.config._experts_implementation == hf.NAME
-    plain = name in module._parameters  # and no parametrization of somebody else's
+    plain = name not in getattr(module, "parametrizations", ())  # of somebody else
     return ours and plain and name in hf.weight_names(module) and not hasattr(module, "_troupe_keep")
 
 
