@@ -139,6 +139,30 @@ def layouts_of_weights_and_what_is_kept(rank, ranks, folder):
     check(all(a.equal(b) for a, b in zip(got, want, strict=True)), "recompute")
 
 
+@case(2, 4)
+def adapters_are_one_process(rank, ranks, folder):
+    from troupe_package import troupe
+    import torch
+    x, ids, p, w1, w2, b1, b2, dy = problem(torch.float64, T * ranks)
+    factors = [torch.randn(*sizes, dtype=torch.float64) for sizes in ((E, 2 * F, 2), (E, 2, D), (E, D, 2), (E, 2, F))]
+
+    def run(x, ids, p, weights, factors, dy, **options):
+        x, p, *factors = (t.clone().requires_grad_() for t in (x, p, *factors))
+        lora = [troupe.lora.Factors(*pair, 0.5) for pair in (factors[:2], factors[2:])]
+        y = troupe.moe_ffn(x, ids, p, *weights[:2], gate_up_bias=weights[2], down_bias=weights[3], lora=lora, **options)
+        y.backward(dy)
+        return [y.detach(), x.grad, p.grad, *(t.grad for t in factors)]
+
+    want = run(x, ids, p, (w1, w2, b1, b2), factors, dy)
+    mine = slice(T * rank, T * (rank + 1))
+    part = [t[mine] for t in want[:3]] + [own(t, rank, ranks) for t in want[3:]]
+    for mode, grad in (("fast", "sum"), ("exact", "sum"), ("fast", "mean")):
+        got = run(x[mine], ids[mine], p[mine], [own(w, rank, ranks) for w in (w1, w2, b1, b2)], [own(t, rank, ranks) for t in factors],
+                  dy[mine], group=world(), mode=mode, grad=grad)
+        of = part[:3] + [t / ranks if grad == "mean" else t for t in part[3:]]
+        near(got, of, 1e-13, f"adapters, {mode}, {grad}")
+
+
 def block(**options):
     import torch
     from torch import nn
@@ -591,6 +615,9 @@ class Ranks(unittest.TestCase):
 
     def test_pyn7_all_tokens_to_one_rank(self):
         self.of(all_tokens_to_one_rank)
+
+    def test_245_adapters_are_one_process(self):
+        self.of(adapters_are_one_process)
 
     def test_pyn7_layouts_of_weights_and_what_is_kept(self):
         self.of(layouts_of_weights_and_what_is_kept)

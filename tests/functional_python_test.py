@@ -74,6 +74,42 @@ class Values(unittest.TestCase):
                 self.same(got, want)
                 self.same(q.gradients(got), q.gradients(want))
 
+    def test_245_factors_are_added_to_a_frozen_weight(self):
+        """Beside the weights with s B A in them, in every form; of the frozen weights no gradient is made."""
+        for gated, bias, columns, recompute in itertools.product((True, False), (True, False), (True, False), ("none", "act")):
+            with self.subTest(gated=gated, bias=bias, columns=columns, recompute=recompute):
+                q, r = Problem(gated=gated, bias=bias), 3
+                factors = [torch.randn(*sizes, dtype=torch.float64, requires_grad=True) for sizes in (
+                    (E, q.w1.shape[1], r), (E, r, D), (E, D, r), (E, r, F))]
+                b1, a1, b2, a2 = factors
+                w1, w2 = q.w1.detach(), q.w2.detach()
+                form = {"gated": gated, "clamp": 1.5, "offset": 1.0 if gated else 0.0}
+                want = reference(q.x, q.ids, q.p, w1 + 0.5 * b1 @ a1, w2 + 2.0 * b2 @ a2, q.b1, q.b2, **form)
+                lora = (troupe.lora.Factors(b1, a1, 0.5), troupe.lora.Factors(b2, a2, 2.0))
+                given = (w1, w2)
+                if columns:
+                    lora = [f._replace(lhs=f.rhs.transpose(1, 2), rhs=f.lhs.transpose(1, 2)) for f in lora]
+                    given = [w.transpose(1, 2).contiguous() for w in given]
+                    form |= {"up_layout": "columns", "down_layout": "columns"}
+                got = troupe.moe_ffn(q.x, q.ids, q.p, *given, gate_up_bias=q.b1, down_bias=q.b2, lora=lora, recompute=recompute, **form)
+                self.same(got, want)
+                leaves = [t for t in (q.x, q.p, q.b1, q.b2, *factors) if t is not None]
+                self.same(*(torch.autograd.grad(y, leaves, q.grad) for y in (got, want)))
+        with self.subTest("one weight alone, and dropout of what its factors see"):
+            mean = torch.stack([troupe.moe_ffn(q.x, q.ids, q.p, w1, w2, gated=gated, lora=(None, troupe.lora.Factors(b2, a2, 2.0, 0.5)))
+                                for _ in range(3000)]).mean(0)
+            want = reference(q.x, q.ids, q.p, w1, w2 + 2.0 * b2 @ a2, gated=gated)
+            self.assertLess((mean - want).abs().max(), 0.1 * want.abs().max())
+            self.assertGreater((mean - want).abs().max(), 0)
+        for lora, kind, text in (((None, troupe.lora.Factors(b1, a1, 1.0)), ValueError, r"down is \[5, 8, 6\]; its factors must be"),
+                                 ([None], TypeError, "lora must be"),
+                                 ((None, troupe.lora.Factors(b2.detach().long(), a2, 1.0)), troupe.Unsupported, "lora: down's lhs")):
+            with self.subTest(text), self.assertRaisesRegex(kind, text):
+                troupe.moe_ffn(q.x, q.ids, q.p, w1, w2, gated=gated, lora=lora)
+        for options in ({"recompute": "expert"}, {"quantize": (8, -1)}):
+            with self.assertRaisesRegex(troupe.Unsupported, "lora: backward reads H and x"):
+                troupe.moe_ffn(q.x, q.ids, q.p, w1, w2, gated=gated, lora=(None, None), **options)
+
     def test_flops_are_those_of_plain_pytorch(self):
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -100,6 +136,15 @@ class Values(unittest.TestCase):
                 ours, plain = (counted(lambda f=f: f(q.x, q.ids, q.p, q.w1, q.w2).sum().backward())
                                for f in (troupe.moe_ffn, reference))
                 self.assertEqual(ours, plain)
+        with self.subTest("adapters on frozen weights: by hand"):
+            q, r, rows = Problem(), 3, 11 * K
+            a1, b1, a2, b2 = (torch.randn(*sizes, dtype=torch.float64, requires_grad=True) for sizes in (
+                (E, r, D), (E, 2 * F, r), (E, r, F), (E, D, r)))
+            lora = troupe.lora.Factors(b1, a1, 1.0), troupe.lora.Factors(b2, a2, 1.0)
+            ours = functools.partial(troupe.moe_ffn, q.x, q.ids, q.p, q.w1.detach(), q.w2.detach(), lora=lora)
+            base, low = 2 * rows * (2 * F * D + D * F), 2 * rows * r * (D + 2 * F + F + D)
+            self.assertEqual(counted(ours), base + low)
+            self.assertEqual(counted(lambda: ours().sum().backward()), 2 * base + 3 * low)
         with self.subTest("grouped_mm"):
             a, b, offs = torch.randn(7, 4), torch.randn(3, 4, 5), torch.tensor([2, 2, 7], dtype=torch.int32)
             self.assertEqual(counted(lambda: troupe.grouped_mm(a, b, offs=offs)), 2 * 7 * 4 * 5)

@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 from troupe_package import troupe
 
 import transformers  # isort: skip
-from troupe import gates, hf, hf_losses, hf_rotary, undecorated, words  # isort: skip
+from troupe import gates, hf, hf_losses, hf_masks, hf_rotary, patching, undecorated, words  # isort: skip
 
 E, D, F, T, K = 5, 16, 12, 11, 2
 ROOT = pathlib.Path(transformers.__file__).parent / "models"
@@ -588,6 +588,41 @@ class Patch(PutsBack):
         troupe.unpatch(model)
         self.assertEqual({r.path for r in troupe.report(model)}, {"eager"})
 
+    def state(self, model):
+        """All that patch may change: implementations, forwards, marks, functions of the file."""
+        home = vars(sys.modules[type(model).__module__])
+        ours = {(n, k): v for n, m in model.named_modules() for k, v in vars(m).items() if k.startswith("_troupe") or k == "forward"}
+        return (ours, model.config._experts_implementation, model.config._attn_implementation, model.loss_function,
+                [home[name] for name in ("apply_rotary_pos_emb", "load_balancing_loss_func", "create_causal_mask")])
+
+    def test_a_patch_that_fails_leaves_the_model_as_it_was(self):
+        fails = mock.Mock(side_effect=[mock.DEFAULT, RuntimeError("planted")])  # at the second module
+        for what, broken in (("all", mock.patch.object(hf, "bind", fails)),
+                             ("all", mock.patch.object(patching, "_switch", fails)),
+                             ("all", mock.patch.object(words, "_router_of", fails)),
+                             ("all", mock.patch.object(hf_masks, "replace", mock.Mock(side_effect=RuntimeError("planted")))),
+                             ("all", mock.patch.object(hf_losses, "replace_causal", mock.Mock(side_effect=RuntimeError("planted")))),
+                             ("all", mock.patch.object(words, "_norm_of", mock.Mock(side_effect=RuntimeError("planted"))))):
+            for before in (None, {"experts", "rotary"}):
+                with self.subTest(broken.attribute, before=before):
+                    model = model_of("olmoe", "eager")
+                    if before:
+                        troupe.patch(model, before)
+                    report = str(troupe.report(model))
+                    was = self.state(model)  # a report notes what modules are called
+                    fails.side_effect = [mock.DEFAULT, RuntimeError("planted")]
+                    with broken, self.assertRaisesRegex(RuntimeError, "planted"):
+                        troupe.patch(model, what)
+                    self.assertEqual(self.state(model), was)
+                    self.assertEqual(str(troupe.report(model)), report)
+                    troupe.unpatch(model)
+        with self.subTest("gpt-oss has no rotary that agrees"):
+            model = model_of("gpt_oss", "eager")
+            with self.assertRaisesRegex(troupe.Unsupported, "rotary"):
+                troupe.patch(model, {"experts", "rotary"})
+            self.assertEqual({r.path for r in troupe.report(model)}, {"eager"})
+            self.assertEqual(model.config._experts_implementation, "eager")
+
     def test_other_tensor_kinds_and_devices_are_refused(self):
         module = made(importlib.import_module("transformers.models.olmoe.modeling_olmoe").OlmoeExperts)
         with self.assertRaisesRegex(troupe.Unsupported, "on meta"):
@@ -726,10 +761,15 @@ class Gates(unittest.TestCase):
 class Lora(PutsBack):
     TARGETS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
-    def adapted(self, name, implementation, r=4):
+    def adapted(self, name, implementation, r=4, adapters=1, **more):
+        """A model of this name, or the given one, with adapters of random numbers."""
         import peft
-        model = model_of(name, implementation)
-        model = peft.get_peft_model(model, peft.LoraConfig(r=r, target_modules=[], target_parameters=self.TARGETS))
+        model = model_of(name, implementation) if isinstance(name, str) else name
+        config = peft.LoraConfig(**{"r": r, "target_modules": [], "target_parameters": self.TARGETS, **more})
+        model = peft.get_peft_model(model, config)
+        if adapters == 2:
+            model.add_adapter("other", peft.LoraConfig(r=2, target_modules=[], target_parameters=self.TARGETS))
+            model.base_model.set_adapter(["default", "other"])
         torch.manual_seed(7)
         with torch.no_grad():
             for n, p in model.named_parameters():
@@ -754,28 +794,79 @@ class Lora(PutsBack):
     def test_patch_finds_experts_inside_pefts_wrappers(self):
         eager, ours = self.adapted("olmoe", "eager"), self.adapted("olmoe", "eager")
         report = troupe.patch(ours, "all")
-        self.assertEqual({(r.path, r.frozen) for r in report}, {("fused", True)})
+        self.assertEqual({(r.path, r.frozen) for r in report}, {("products", True)})
         for a, b in zip(losses(ours)[0], losses(eager)[0]):
             self.assertAlmostEqual(a, b, delta=1e-5 * abs(b))
 
-    def test_no_gradient_as_large_as_a_weight_is_made(self):
-        model = self.adapted("olmoe", "troupe")
-        sizes = {p.numel() for n, p in model.named_parameters() if "lora_" not in n and "experts" in n}
-        tokens = torch.randint(3, 64, (2, 9))
-        model(input_ids=tokens, labels=tokens)
-        made_sizes = []
+    def step(self, model):
+        """Logits and all gradients."""
+        tokens = torch.arange(3, 30).view(3, 9)
+        model.zero_grad()
+        out = model(input_ids=tokens, labels=tokens)
+        out.loss.backward()
+        return {"logits": out.logits.detach(), **{n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}}
+
+    def test_245_either_order_of_patch_and_peft_has_pefts_logits_and_gradients(self):
+        for name in ("olmoe", "gpt_oss"):
+            for more in ({"target_modules": ["q_proj"]}, {"use_rslora": True}, {"adapters": 2}):
+                want = self.step(self.adapted(name, "eager", **more))
+                for patched_first in (True, False):
+                    with self.subTest(name, more=more, patched_first=patched_first):
+                        if patched_first:
+                            model = model_of(name, "eager")
+                            troupe.patch(model)
+                            model = self.adapted(model, None, **more)
+                        else:
+                            model = self.adapted(name, "eager", **more)
+                            troupe.patch(model)
+                        got = self.step(model)
+                        self.assertEqual(set(got), set(want))
+                        self.assertGreaterEqual(len(got), 9)
+                        self.assertLess(worst(got, want), 1e-5)
+                        troupe.unpatch(model)
+
+    def test_no_tensor_as_large_as_a_weight_is_made(self):
+        """Neither W + s L R nor a gradient of W; PEFT's own way makes both."""
+        made_sizes = set()
 
         class Watch(torch.utils._python_dispatch.TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 out = func(*args, **(kwargs or {}))
-                made_sizes.extend(t.numel() for t in (out if isinstance(out, (list, tuple)) else [out])
+                made_sizes.update(t.numel() for t in (out if isinstance(out, (list, tuple)) else [out])
                                   if isinstance(t, torch.Tensor) and "view" not in str(func) and "detach" not in str(func))
                 return out
 
-        loss = model(input_ids=tokens, labels=tokens).loss
-        with Watch():
-            loss.backward()
-        self.assertFalse(sizes & set(made_sizes))
+        tokens = torch.randint(3, 64, (2, 9))
+        for kind in ("eager", "troupe"):
+            model = self.adapted("olmoe", kind)
+            sizes = {p.numel() for n, p in model.named_parameters() if "lora_" not in n and "experts" in n}
+            made_sizes.clear()
+            with Watch():
+                model(input_ids=tokens, labels=tokens).loss.backward()
+            self.assertEqual(bool(sizes & made_sizes), kind == "eager")
+
+    def test_245_merging_saving_and_unpatching_are_pefts(self):
+        import peft
+        tokens = torch.randint(3, 64, (2, 9))
+        eager, ours = self.adapted("olmoe", "eager"), self.adapted("olmoe", "eager")
+        self.assertIn("adapters of gate_up_proj, down_proj", str(troupe.patch(ours)))
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            want = eager(tokens).logits
+            ours.save_pretrained(folder)
+            again = peft.PeftModel.from_pretrained(model_of("olmoe", "eager"), folder)
+            self.assertTrue(torch.allclose(again(tokens).logits, want, rtol=1e-4, atol=1e-5))
+            with mock.patch.object(torch.nn.utils.parametrize, "register_parametrization") as pefts:
+                self.assertTrue(torch.allclose(ours(tokens).logits, want, rtol=1e-4, atol=1e-5))
+            pefts.assert_not_called()
+            troupe.unpatch(ours)
+            self.assertEqual({r.path for r in troupe.report(ours)}, {"eager"})
+            self.assertTrue(torch.equal(ours(tokens).logits, want))
+            troupe.patch(ours)
+            merged, theirs = ours.merge_and_unload(), eager.merge_and_unload()
+            self.assertEqual({r.path for r in troupe.report(merged)}, {"fused"})
+            for (n, p), q in zip(merged.named_parameters(), theirs.parameters(), strict=True):
+                self.assertTrue(torch.equal(p, q), n)
+            self.assertTrue(torch.allclose(merged(tokens).logits, want, rtol=1e-3, atol=1e-4))
 
     def test_merged_disabled_and_second_adapters_are_read_as_peft_has_them(self):
         import peft
@@ -796,6 +887,22 @@ class Lora(PutsBack):
                     else:
                         said.append(model(tokens).logits)
             self.assertTrue(torch.allclose(*said, rtol=1e-3, atol=1e-4), change)
+
+    def test_llama4_whose_block_would_pass_the_adapters_by_is_refused(self):
+        import peft
+        from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+        block = Llama4TextMoe(transformers.Llama4TextConfig(hidden_size=32, intermediate_size=16, intermediate_size_mlp=16,
+                                                            num_local_experts=4, num_experts_per_tok=2))
+        holder = torch.nn.ModuleDict({"mlp": block})
+        x = torch.randn(5, 32)
+        troupe.patch(holder)
+        peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=[], target_parameters=self.TARGETS), holder)
+        with self.assertRaisesRegex(troupe.Unsupported, "mlp \\(Llama4TextMoe\\) has adapters of PEFT on its experts"):
+            block(x)
+        troupe.unpatch(holder)
+        with self.assertRaisesRegex(troupe.Unsupported, "strict=False"):
+            troupe.patch(holder)
+        self.assertEqual({r.path for r in troupe.patch(holder, strict=False) if r.kind == "Llama4TextMoe"}, {"eager"})
 
     def test_saved_adapters_load(self):
         import peft

@@ -25,7 +25,9 @@ NAMES = {"gate.weight": "router.weight", "gate.bias": "router.bias", "gate.e_sco
          "gate.beta": "router.beta", "experts.gate_up_proj": "experts.w1", "experts.up_proj": "experts.w1",
          "experts.down_proj": "experts.w2", "experts.gate_up_proj_bias": "experts.b1", "experts.up_proj_bias": "experts.b1",
          "experts.down_proj_bias": "experts.b2", "shared_experts.down_proj.weight": "shared.w2",
-         "shared_expert_gate.weight": "shared.gate", "output_bias": "bias"}
+         "shared_expert_gate.weight": "shared.gate", "output_bias": "bias",
+         **{f"experts.{ours}_lora_{side}": f"experts.{theirs}_lora_{side}"
+            for ours, theirs in (("gate_up_proj", "w1"), ("up_proj", "w1"), ("down_proj", "w2")) for side in "ab"}}
 # `moe:` blocks of recipes.
 BLOCKS = {
     "after": {"experts": 8, "top_k": 2, "hidden": 20, "router": {"kind": "topk_softmax", "order": "after"}},
@@ -46,12 +48,16 @@ BLOCKS = {
                  "recompute": "layer",
                  "shared": {"experts": 1, "form": "weighted"}, "activation": "quick_gelu", "clamp": 0.5, "offset": 1.0,
                  "router": {"kind": "topk_softmax", "balance": {"aux_loss": 0, "batched_loss": 0.1}}},
+    "adapters": {"experts": 8, "top_k": 2, "hidden": 20, "bias": True, "clamp": 1.5, "lora": {"rank": 3, "alpha": 6, "rslora": True},
+                 "router": {"kind": "topk_softmax", "order": "after"}},
+    "adapters, no gate": {"experts": 6, "top_k": 2, "hidden": 20, "gated": False, "activation": "gelu_tanh", "recompute": "act",
+                          "lora": {"rank": 2, "alpha": 3}, "router": {"kind": "sinkhorn"}},
 }
 
 
 def layer(name, dtype=torch.float32, **more):
     torch.manual_seed(3)
-    return troupe.MoE(width=D, **copy.deepcopy(BLOCKS[name]), dtype=dtype, **more)
+    return troupe.MoE(width=D, **copy.deepcopy(BLOCKS[name] | more), dtype=dtype)
 
 
 def in_cpp(block, tensors):
@@ -93,8 +99,11 @@ class SameBits(unittest.TestCase):
         for n, t in said.items():
             self.equal(ours[n].detach(), t, n)
         for n, p in moe.named_parameters():
-            if n in NAMES:
+            if n in NAMES and p.requires_grad:
                 self.equal(p.grad, want[NAMES[n] + ".grad"], n)
+            elif n in NAMES:  # frozen there as here
+                self.assertIsNone(p.grad)
+                self.assertNotIn(NAMES[n] + ".grad", want)
         if shared is not None:
             self.equal(torch.cat([shared.gate_proj.weight.grad, shared.up_proj.weight.grad]), want["shared.w1.grad"], "shared")
 
@@ -161,6 +170,73 @@ class Parts(unittest.TestCase):
         shared = moe.shared_experts(x)
         self.assertTrue(whole[valid].equal(part))
         self.assertTrue(whole[~valid].equal(shared[~valid]))
+
+
+class Adapters(unittest.TestCase):
+    def made(self):
+        moe = layer("adapters", losses="none")
+        with torch.no_grad():
+            for n, p in moe.named_parameters():
+                if n.endswith("_lora_b"):
+                    p.normal_(std=0.3)
+        return moe
+
+    def test_245_adapters_begin_at_the_base_and_learn_alone(self):
+        base = layer("adapters", losses="none", lora=None)
+        moe = layer("adapters", losses="none")
+        self.assertTrue(moe.experts.gate_up_proj_lora_a.abs().max() <= D ** -0.5)
+        self.assertGreater(moe.experts.gate_up_proj_lora_a.abs().max(), 0.9 * D ** -0.5)
+        before = moe.experts.down_proj_lora_a.clone()
+        moe.load_state_dict(base.state_dict())  # which has no adapters: ours stay
+        self.assertTrue(moe.experts.down_proj_lora_a.equal(before))
+        x = torch.randn(B, S, D)
+        torch.testing.assert_close(moe(x), base(x), rtol=1e-5, atol=1e-6)
+        trained = {n for n, p in layer("adapters").experts.named_parameters() if p.requires_grad}
+        self.assertEqual(trained, {"gate_up_proj_lora_a", "gate_up_proj_lora_b", "down_proj_lora_a", "down_proj_lora_b",
+                                   "gate_up_proj_bias", "down_proj_bias"})
+        again = layer("adapters")
+        again.reset_parameters(seed=5)
+        for seed, same in ((5, True), (6, False)):
+            moe.reset_parameters(seed=seed)
+            self.assertEqual(moe.experts.down_proj_lora_a.equal(again.experts.down_proj_lora_a), same)
+
+    def test_245_merged_they_give_the_same_and_are_saved_in_any_layout(self):
+        moe, x = self.made(), torch.randn(B, S, D)
+        other = layer("adapters", losses="none")
+        other.load_state_dict(moe.state_dict())
+        want = moe(x)
+        self.assertTrue(other(x).equal(want))
+        with self.assertRaisesRegex(troupe.Unsupported, "mixtral_each has no adapters: moe.merge_lora\\(\\) first"):
+            troupe.state_dict(moe, "mixtral_each")
+        self.assertIs(moe.merge_lora(), moe)
+        torch.testing.assert_close(moe(x), want, rtol=1e-4, atol=1e-5)
+        self.assertFalse([n for n in moe.state_dict() if "lora" in n])
+        base = layer("adapters", losses="none", lora=None)
+        base.load_state_dict(troupe.state_dict(moe, "mixtral_each"))
+        torch.testing.assert_close(base(x), moe(x))
+        with self.assertRaisesRegex(ValueError, "have no adapters"):
+            moe.merge_lora()
+
+    def test_dropout_is_of_training_alone(self):
+        block = {**BLOCKS["adapters"], "lora": {"rank": 3, "dropout": 0.5}}
+        moe, plain = (troupe.MoE(D, **copy.deepcopy(block | more), losses="none") for more in ({}, {"lora": {"rank": 3}}))
+        plain.load_state_dict(moe.state_dict())
+        x = torch.randn(B, S, D)
+        self.assertTrue(moe(x).equal(plain(x)))  # B is zero
+        with torch.no_grad():
+            moe.experts.down_proj_lora_b.normal_(), plain.experts.down_proj_lora_b.copy_(moe.experts.down_proj_lora_b)
+        self.assertFalse(moe(x).equal(moe(x)))
+        self.assertTrue(moe.eval()(x).equal(plain(x)))
+
+    def test_what_adapters_do_not_take_is_told(self):
+        for options, kind, text in (({"lora": {"rnk": 3}}, TypeError, "lora has no 'rnk'; did you mean 'rank'"),
+                                    ({"lora": 3}, TypeError, "lora is a int; it must be a dict"),
+                                    ({"lora": {"rank": 3, "dropout": 1.0}}, ValueError, "dropout 1.0"),
+                                    ({"lora": {"rank": 3}, "recompute": "expert"}, troupe.Unsupported, "recompute must be none, act or layer"),
+                                    ({"lora": {"rank": 3}, "quantize": (8, 8)}, troupe.Unsupported, "quantize left out")):
+            with self.subTest(text), self.assertRaisesRegex(kind, text):
+                troupe.MoE(D, 8, hidden=4, **options)
+        self.assertIsNone(troupe.MoE(D, 8, hidden=4, lora={"rank": 0}).experts.lora)
 
 
 class Options(unittest.TestCase):
@@ -231,6 +307,35 @@ class Losses(unittest.TestCase):
             torch.testing.assert_close(a, b * scale)
         with self.assertRaisesRegex(ValueError, "Linear has no troupe.MoE"):
             troupe.set_loss_scale(nn.Linear(2, 2), 2.0)
+
+    def test_attached_losses_follow_pytorchs_scaler_through_steps_and_accumulation(self):
+        """Weights after six steps of two microbatches, in which the scale grows and a step of an infinite gradient is left out."""
+        torch.manual_seed(1)
+        parts = torch.randn(6, 2, B, S, D)
+        returned, attached = layer("after", z_loss=0.01), layer("after", z_loss=0.01, losses="attach")
+        attached.load_state_dict(returned.state_dict())
+        scales = []
+        for moe in (returned, attached):
+            scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=2)
+            sgd = torch.optim.SGD(moe.parameters(), lr=0.1)
+            if moe is attached:
+                with self.assertRaisesRegex(troupe.Unsupported, "GradScaler, whose scale a layer cannot see"):
+                    moe(parts[0, 0])
+                troupe.set_loss_scale(moe, lambda scaler=scaler: scaler.get_scale() / 2)
+            for step, pair in enumerate(parts):
+                for x in pair:
+                    y, loss = moe(x) if moe is returned else (moe(x), 0.0)
+                    scaler.scale((y.square().mean() + (loss and loss.loss)) / 2 * (float("inf") if step == 3 else 1)).backward()
+                scaler.step(sgd)
+                scaler.update()
+                sgd.zero_grad()
+                scales.append(scaler.get_scale())
+            del scaler
+        troupe.set_loss_scale(attached, 1.0)  # and so no scaler stays in this process
+        self.assertEqual(scales[:6], scales[6:])
+        self.assertEqual(scales[:4], [65536.0, 131072.0, 131072.0, 65536.0])
+        for a, b in zip(attached.parameters(), returned.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
     def test_14_a_loss_that_nobody_uses_is_told_once(self):
         moe = layer("after")

@@ -53,7 +53,7 @@ _WHERE = {
     "unpatch": "patching",
 }
 
-_MODULES = ("ep", "functional", "layers", "layouts", "losses", "options", "routers", "sharding")
+_MODULES = ("ep", "functional", "layers", "layouts", "lora", "losses", "options", "routers", "sharding")
 
 # PyPI's `troupe` is another program, which would overwrite files of this folder.
 for _other in Path(__file__).parent.parent.glob("troupe-[0-9]*.dist-info"):

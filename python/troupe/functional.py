@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from . import ep, ep_op, routing
+from . import lora as adapters
 from .checks import FLOATS, Unsupported, check_beside, check_tensor, wide
 from .routing import Plan, Routing, plan, plan_from_counts, route
 
@@ -108,8 +109,11 @@ def _check_form(activation, recompute):
         raise ValueError(f"recompute is {recompute!r}; it must be none, act or expert")
 
 
-def _ffn(x, weights, plan, experts, activation, clamp, offset, recompute, quantize):
+def _ffn(x, weights, plan, experts, activation, clamp, offset, recompute, quantize, lora=None):
     _check_form(activation, recompute)
+    if lora is not None:
+        adapters.check(lora, experts.w1, experts.w2, experts.layout, experts.up, recompute, quantize)
+        return adapters.experts_ffn(x, weights, plan, experts, lora, activation, clamp, float(offset), recompute)
     if x.device.type == "cuda":
         experts = experts.plain()
     w1, b1, w2, b2, up, layout = experts
@@ -146,7 +150,7 @@ def _call(x, ids, weights, experts, form):
 
 def moe_ffn(x, ids, weights, gate_up, down, *, up=None, gate_up_bias=None, down_bias=None, activation="silu", gated=True,
             clamp=None, offset=0.0, up_layout="rows", down_layout="rows", interleaved=False, plan=None, recompute="none",
-            quantize=(-1, -1), group=None, mode="fast", grad="mean"):
+            quantize=(-1, -1), lora=None, group=None, mode="fast", grad="mean"):
     """The experts' output for every token, of x's shape. act is activation(min(g, clamp)) (clip(u, +-clamp) + offset)
     with [g | u] = gate_up x + gate_up_bias, and weight * down_bias is added.
 
@@ -156,14 +160,16 @@ def moe_ffn(x, ids, weights, gate_up, down, *, up=None, gate_up_bias=None, down_
     plan              of these ids, where several calls share it
     recompute         "expert": backward makes H again from x instead of keeping it
     quantize          bits (8, 4; -1: all) in which backward keeps x and H
+    lora              (of gate_up, of down): troupe.lora.Factors(lhs, rhs, scaling, dropout) or None, which add scaling lhs rhs to that
+                      weight without making it: lhs [E, out, r] and rhs [E, r, in], or as the weight's layout has them
     group, mode, grad experts over ranks (troupe.ep): the tensors have this rank's E / W experts, ids number all E"""
     weights_of_experts, form = (gate_up, down, up, gate_up_bias, down_bias), (gated, up_layout, down_layout, interleaved)
-    how = (activation, clamp, offset, recompute, quantize)
+    how = (activation, clamp, offset, recompute, quantize, lora)
     if group is not None:
         if plan is not None:
             raise ValueError("plan is of one process; with a group rows come from other ranks too: leave plan out")
         over = ep.ranks_of(group), mode, grad
-        if torch.compiler.is_compiling() and recompute == "none" and tuple(quantize) == (-1, -1):
+        if torch.compiler.is_compiling() and recompute == "none" and tuple(quantize) == (-1, -1) and lora is None:
             return _in_a_graph(x, ids, weights, weights_of_experts, form, how, over)
         return _over_ranks(x, ids, weights, weights_of_experts, form, how, over)
     ep.check(mode, grad)
@@ -181,6 +187,8 @@ def _over_ranks(x, ids, weights, weights_of_experts, form, how, over):
         ep.check(mode, grad)
         call = _call(x, ids, weights, [ep.scaled(w, ranks, grad) for w in weights_of_experts], form)
         _check_form(how[0], how[3])
+        if how[5] is not None:
+            how = (*how[:5], [f and f._replace(lhs=ep.scaled(f.lhs, ranks, grad), rhs=ep.scaled(f.rhs, ranks, grad)) for f in how[5]])
     held = call.experts.w2.shape[0]
 
     def own(rows, own_ids, own_weights):

@@ -101,9 +101,9 @@ def binding_of(module):
     return bind(module)
 
 
-def _plain(module, name, weight):
+def _check_plain(module, name, weight):
     if torch.compiler.is_compiling() or type(weight) in (torch.Tensor, torch.nn.Parameter):
-        return weight
+        return
     raise Unsupported(f"{place(module)}.{name} is a {type(weight).__name__}. Experts' weights must be plain tensors where they "
                       "are used: inside FSDP's or transformers' local region, or after .to_local().")
 
@@ -118,7 +118,7 @@ def _work_dtype(x, weight):
 def products(module, binding, x, ids, weights, up, down):
     """Grouped products with what lies between them, unweighted rows, and the weighted sum."""
     ops = torch.ops.troupe
-    E = (down.weight if isinstance(down, lora.Adapted) else down).shape[0]
+    E = lora.weight_of(down).shape[0]
     plan = functional.plan(ids, E)
     biased = getattr(module, "has_bias", False)
     rows = ops.permute(x, None, list(plan))
@@ -145,12 +145,12 @@ def experts(module, hidden_states, top_k_index, top_k_weights):
                           'experts_implementation="eager".')
     binding = binding_of(module)
     names = weight_names(module)
-    up, down = (lora.adapted(module, name) for name in names)
-    low_rank = up is not None or down is not None
-    up = _plain(module, names[0], getattr(module, names[0])) if up is None else up
-    down = _plain(module, names[1], getattr(module, names[1])) if down is None else down
-    x = hidden_states.to(_work_dtype(hidden_states, down.weight if isinstance(down, lora.Adapted) else down))
-    if low_rank or binding.path == "products":
+    factors = [lora.adapted(module, name) for name in names]
+    up, down = (f or getattr(module, name) for f, name in zip(factors, names, strict=True))
+    for w, name in ((up, names[0]), (down, names[1])):
+        _check_plain(module, name, lora.weight_of(w))
+    x = hidden_states.to(_work_dtype(hidden_states, lora.weight_of(down)))
+    if any(factors) or binding.path == "products":
         return products(module, binding, x, top_k_index, top_k_weights, up, down).to(hidden_states.dtype)
     layout, gate = "columns" if binding.columns else "rows", binding.gate
     biased = getattr(module, "has_bias", False)

@@ -1,5 +1,5 @@
-"""Makes experts_implementation="troupe", attn_implementation="troupe" and ep_implementation="troupe" known to transformers, and
-the operators' FLOPs to PyTorch's counter, in either order of imports, without importing those."""
+"""Makes experts_implementation="troupe", attn_implementation="troupe" and ep_implementation="troupe" known to transformers, the
+experts to PEFT's adapters, and the operators' FLOPs to PyTorch's counter, in either order of imports, without importing those."""
 import importlib
 import sys
 from importlib.util import find_spec
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 # A module, a name in it that older versions do not have, and our module that registers there.
 TARGETS = {"transformers.integrations.moe": ("ALL_EXPERTS_FUNCTIONS", "hf"),
            "transformers.distributed.expert_parallel": ("EPImplementationInterface", "hf_ep"),
+           "peft.tuners.lora.layer": ("ParamWrapper", "hf_lora"),
            "torch.utils.flop_counter": ("register_flop_formula", "flops")}
 
 

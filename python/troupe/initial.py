@@ -1,4 +1,6 @@
 """Initial values: element i is a function of a seed, the parameter's name and i alone, as in `troupe train`."""
+import hashlib
+
 import torch
 
 
@@ -19,3 +21,15 @@ def draw_experts(parameter, name, seed, std, numbers):
     folder, leaf = name.rsplit(".", 1)
     for own, number in zip(parameter.detach(), numbers, strict=True):
         draw(own, f"{folder}.{number}.{leaf}", seed, std)
+
+
+def draw_factors(a, b, name, seed, numbers):
+    """Of an adapter: A uniform in +-1 / sqrt(in), as PEFT's, and B zero. A of expert e is a function of the seed, the name and e."""
+    torch.nn.init.zeros_(b)
+    if a.device.type == "meta":
+        return
+    for own, number in zip(a.detach(), numbers, strict=True):
+        digest = hashlib.sha256(f"{seed} {name}.{number}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        drawn = torch.empty(own.shape, dtype=torch.float32).uniform_(-1, 1, generator=generator)
+        own.copy_(drawn * own.shape[1] ** -0.5)

@@ -18,7 +18,8 @@ from torch import nn
 from . import ep, layouts, losses, sharding
 from .checks import Unsupported, check_tensor, full_precision, wide
 from .functional import Routing, moe_ffn
-from .initial import draw, draw_experts, drawn_seed
+from .initial import draw, draw_experts, draw_factors, drawn_seed
+from .lora import Factors, scaling
 from .options import moe_options
 from .routers import Router
 
@@ -41,8 +42,8 @@ class Experts(nn.Module):
     With a group, parameters have this rank's E / W experts (troupe.ep); ids number all E."""
 
     def __init__(self, width, experts, hidden, *, activation="silu", gated=True, bias=False, clamp=None, offset=0.0,
-                 recompute="none", quantize=(-1, -1), group=None, mode="fast", grad="mean", std=0.02, layers=1, device=None,
-                 dtype=None):
+                 recompute="none", quantize=(-1, -1), lora=None, group=None, mode="fast", grad="mean", std=0.02, layers=1,
+                 device=None, dtype=None):
         super().__init__()
         ep.check(mode, grad)
         kind = {"device": device, "dtype": dtype}
@@ -58,7 +59,40 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(held, width, hidden, **kind))
         for name, size in ((f"{self._first}_bias", first), ("down_proj_bias", width)):
             self.register_parameter(name, nn.Parameter(torch.empty(held, size, **kind)) if bias else None)
+        self.lora = lora  # options.moe_options, or None
+        if lora is not None:
+            for name, out, units in self._adapted():
+                getattr(self, name).requires_grad_(False)
+                self.register_parameter(f"{name}_lora_a", nn.Parameter(torch.empty(held, lora["rank"], units, **kind)))
+                self.register_parameter(f"{name}_lora_b", nn.Parameter(torch.empty(held, out, lora["rank"], **kind)))
         self.reset_parameters()
+
+    def _adapted(self):
+        """(name, out, in) of each weight that adapters lie on; none without them."""
+        first = 2 * self.hidden if self.form["gated"] else self.hidden
+        return [] if self.lora is None else [(self._first, first, self.width), ("down_proj", self.width, self.hidden)]
+
+    def _factors(self):
+        if self.lora is None:
+            return None
+        scale = scaling(self.lora["rank"], self.lora["alpha"], self.lora["rslora"])
+        dropout = self.lora["dropout"] if self.training else 0.0
+        return [Factors(sharding.local(self, f"{name}_lora_b"), sharding.local(self, f"{name}_lora_a"), scale, dropout)
+                for name, *_ in self._adapted()]
+
+    @torch.no_grad()
+    def merge_lora(self):
+        """Adds scaling B A to the weights, which stay frozen, and removes the adapters; an optimizer made before still has them."""
+        if self.lora is None:
+            raise ValueError("merge_lora: these experts have no adapters")
+        for f, (name, *_) in zip(self._factors(), self._adapted(), strict=True):
+            weight, kind = sharding.local(self, name), wide(f.lhs.dtype)
+            weight.copy_(torch.baddbmm(weight.to(kind), f.lhs.to(kind), f.rhs.to(kind), alpha=f.scaling))
+        for name, *_ in self._adapted():
+            delattr(self, f"{name}_lora_a")
+            delattr(self, f"{name}_lora_b")
+        self.lora = None
+        return self
 
     def reset_parameters(self, seed=None, name="experts"):
         """N(0, std), and N(0, std / sqrt(2 layers)) for down_proj: element i of expert e is a function of the seed, the
@@ -66,6 +100,8 @@ class Experts(nn.Module):
         seed, own = drawn_seed(seed), ep.own_experts(self.experts, self.ranks)
         draw_experts(getattr(self, self._first), f"{name}.w1", seed, self.std, own)
         draw_experts(self.down_proj, f"{name}.w2", seed, self.std / (2.0 * self.layers) ** 0.5, own)
+        for w, (weight, *_) in zip(("w1", "w2"), self._adapted()):
+            draw_factors(getattr(self, f"{weight}_lora_a"), getattr(self, f"{weight}_lora_b"), f"{name}.{w}_lora_a", seed, own)
         for bias in (getattr(self, f"{self._first}_bias"), self.down_proj_bias):
             if bias is not None:
                 nn.init.zeros_(bias)
@@ -75,10 +111,13 @@ class Experts(nn.Module):
             sharding.check_wrapper(self)
         return moe_ffn(x, ids, weights, sharding.local(self, self._first), sharding.local(self, "down_proj"),
                        gate_up_bias=sharding.local(self, f"{self._first}_bias"), down_bias=sharding.local(self, "down_proj_bias"),
-                       plan=plan, group=self.ranks, **self.over, **self.form)
+                       plan=plan, lora=self._factors(), group=self.ranks, **self.over, **self.form)
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
-        """Over ranks, of tensors that have all experts this rank's."""
+        """Over ranks, of tensors that have all experts this rank's. Where there is no adapter's tensor a base is loaded: ours stay."""
+        names = [f"{name}_lora_{side}" for name, *_ in self._adapted() for side in "ab"]
+        if not any(prefix + name in state_dict for name in names):
+            state_dict.update({prefix + name: getattr(self, name).detach() for name in names})
         if self.ranks is not None and not self.as_dtensors:
             own = ep.own_experts(self.experts, self.ranks)
             for name, _ in self.named_parameters(recurse=False):
@@ -89,6 +128,8 @@ class Experts(nn.Module):
 
     def extra_repr(self):
         said = f"{self.width}, experts={self.experts}, hidden={self.hidden}, activation={self.form['activation']}"
+        if self.lora is not None:
+            said += f", lora={self.lora}"
         if self.ranks is None:
             return said
         return (f"{said}, over {self.ranks.size} ranks (group {self.ranks.name}), mode={self.over['mode']}, "
@@ -139,8 +180,8 @@ class MoE(nn.Module):
         self.options = o
         self.gate = o.router if isinstance(o.router, nn.Module) else Router(width, experts, top_k, **o.routing, **kind)
         inside = "none" if o.recompute == "layer" else o.recompute
-        self.experts = Experts(width, experts, o.hidden, bias=o.bias, recompute=inside, quantize=o.quantize, group=o.group,
-                               mode=o.mode, grad=o.grad, std=o.std, layers=o.layers, **form, **kind)
+        self.experts = Experts(width, experts, o.hidden, bias=o.bias, recompute=inside, quantize=o.quantize, lora=o.lora,
+                               group=o.group, mode=o.mode, grad=o.grad, std=o.std, layers=o.layers, **form, **kind)
         self.shared_experts = self.shared_expert_gate = None
         if o.shared_hidden:
             self.shared_experts = SharedExperts(width, o.shared_hidden, std=o.std, layers=o.layers, **form, **kind)
@@ -148,7 +189,8 @@ class MoE(nn.Module):
             self.shared_expert_gate = nn.Linear(width, 1, bias=False, **kind)
         self.output_bias = nn.Parameter(torch.empty(width, **kind)) if o.output_bias else None
         self.fractions = losses.Fractions(experts, o.device) if o.balance == "global" else None
-        self.loss_scale = 1.0
+        self.loss_scale = None  # of the loss, for losses="attach": set_loss_scale. None: not said, 1
+        self._scaler_sought = False
         self._unused = 0  # training forwards since a gradient last reached aux.loss
         self.reset_parameters()
 
@@ -162,6 +204,11 @@ class MoE(nn.Module):
         """Under the names of the block that it came from."""
         from .hf_layer import to_hf_state_dict
         return to_hf_state_dict(self)
+
+    def merge_lora(self):
+        """Experts.merge_lora, of this layer's; returns the layer."""
+        getattr(self.experts, "module", self.experts).merge_lora()
+        return self
 
     def reset_parameters(self, seed=None, name=""):
         """As Experts.reset_parameters: a layer of a model has the values of `troupe train` under its name and seed."""
@@ -188,7 +235,7 @@ class MoE(nn.Module):
         y = y.reshape(x.shape)
         balance, z = self._losses(routing) if self.training and o.losses != "none" else (None, None)
         if o.losses == "attach" and (balance is not None or z is not None):
-            scale = self.loss_scale() if callable(self.loss_scale) else self.loss_scale
+            scale = self._scale_of_loss()
             for loss in (balance, z):
                 y = y if loss is None else losses.attach(y, loss, scale)
         y = (y, self.output_bias) if o.return_bias else y
@@ -197,6 +244,14 @@ class MoE(nn.Module):
         logits = getattr(routing, "logits", None)
         return y, Aux(self._sum(balance, z, x), balance, z, routing.counts, routing.ids,
                       None if logits is None else logits.detach(), dropped)
+
+    def _scale_of_loss(self):
+        if self.loss_scale is None:
+            if not self._scaler_sought and not torch.compiler.is_compiling():
+                losses.refuse_unknown_scale()
+                self._scaler_sought = True
+            return 1.0
+        return self.loss_scale() if callable(self.loss_scale) else self.loss_scale
 
     def _refusing(self, x):
         """What this rank cannot route the others hear of before they wait for its rows."""
@@ -287,7 +342,7 @@ def set_loss_scale(module, scale):
 
         troupe.set_loss_scale(model, lambda: scaler.get_scale() / microbatches)     # loss = scaler.scale(task / microbatches)
 
-    It stays until it is set again."""
+    It stays until it is set again. Where none was set, the first forward in training refuses a process with a GradScaler."""
     found = [m for m in module.modules() if isinstance(m, MoE)]
     if not found:
         raise ValueError(f"set_loss_scale: {type(module).__name__} has no troupe.MoE")

@@ -189,6 +189,8 @@ def state_dict(module, layout="hf"):
     if layout == "hf":
         return own
     check_whole(module, f"state_dict: layout {layout}")
+    if module.experts.lora is not None:
+        raise Unsupported(f"state_dict: layout {layout} has no adapters: moe.merge_lora() first, or layout hf")
     s = _Shape(module)
     write, _ = _of(layout, s)
     w1, w2 = own.pop(f"experts.{s.first}"), own.pop("experts.down_proj")

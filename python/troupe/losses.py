@@ -10,7 +10,11 @@ Over N valid tokens with c_e choices of expert e (the plain top-k of the scores)
 
 The gradient goes through P alone. Counts stay integers until the product, which is in f64, as the layer in C++ has it
 (troupe/nn/moe/moe_losses.h). N = 0 gives 0."""
+import gc
+
 import torch
+
+from .checks import Unsupported
 
 KINDS = ("aux", "seq", "global", "batched", "none")
 
@@ -84,6 +88,15 @@ def attach(y, loss, scale=1.0):
     """y, whose backward hands `loss` the gradient `scale`: as if scale * loss were part of whatever is differentiated. A tensor
     counts as it is now."""
     return _Attach.apply(y, loss, scale.detach().clone() if isinstance(scale, torch.Tensor) else float(scale))
+
+
+def refuse_unknown_scale():
+    """Raises where this process has a GradScaler in use: what it multiplies a loss by is not seen from inside the model."""
+    kind = torch.amp.GradScaler
+    if any(issubclass(type(o), kind) and o.is_enabled() for o in gc.get_objects()):
+        raise Unsupported('losses="attach": this process has a GradScaler, whose scale a layer cannot see: its balance loss would count '
+                          "1/scale of what it should. Say it once: troupe.set_loss_scale(model, scaler.get_scale), divided by the "
+                          "microbatches of a step; 1.0 where the scaler is another model's. Or take losses=\"return\"")
 
 
 def in_backward():

@@ -17,7 +17,7 @@ def moe_options(width, experts, top_k=2, hidden=None, *, router="topk_softmax", 
                 max_iterations=100, ema=0.0, bias_rate=None, center=False, jitter=0.0, balance=None, aux_loss=1e-2,
                 z_loss=0.0, capacity=None, activation="silu", gated=True, bias=False, clamp=None, offset=0.0, shared=0,
                 shared_hidden=0, shared_gate=False, shared_weighted=False, output_bias=False, return_bias=False,
-                losses="return", recompute="none", quantize=(-1, -1), group=None, mode="fast", grad="mean", std=0.02,
+                losses="return", recompute="none", quantize=(-1, -1), lora=None, group=None, mode="fast", grad="mean", std=0.02,
                 layers=1, device=None, dtype=None, **others):
     """A mixture of `experts` feed-forwards of `hidden` units over a width, of which each token takes `top_k`.
 
@@ -35,6 +35,8 @@ def moe_options(width, experts, top_k=2, hidden=None, *, router="topk_softmax", 
                  or several microbatches: troupe.set_loss_scale); "none"
     recompute    none, act, expert (H is made again in backward), layer (all but the router)
     quantize     bits in which backward keeps x and H: -1, 8 or 4
+    lora         {rank, alpha, rslora, dropout}: adapters of every expert, alpha / rank (rslora: / sqrt(rank)) times B A beside the weight,
+                 which is frozen; dropout: of the rows that A sees, in training
     group        experts over its ranks, a ProcessGroup or mesh["ep"]; mode, grad: how rows come back and gradients are scaled
                  (help(troupe.ep))
     std, layers  initial values: N(0, std), and N(0, std / sqrt(2 layers)) for what leads back into the residual"""
@@ -94,9 +96,6 @@ def _recipe(o, others):
             if init["truncate"] or init["kaiming"] or init["same_experts"]:
                 raise Unsupported("init: std and down_std alone; set other initial values after the layer is made")
             o.std, o.down_std = init["std"], init["down_std"]
-        elif name == "lora":
-            if value.get("rank", 0):
-                raise Unsupported("lora: use PEFT on the layer's parameters")
         elif name in ELSEWHERE:
             if value != ELSEWHERE[name]:
                 raise Unsupported(f"{name}={value!r}: reached through `troupe train` alone")
@@ -108,6 +107,7 @@ def _recipe(o, others):
         bits = {"inputs": -1, "rematerialize": -1, "scatter": -1}
         _take("quantize", o.quantize, bits)
         o.quantize = (bits["inputs"], bits["rematerialize"])
+    o.lora = _lora(o)
     if isinstance(o.shared, dict):
         shared = {"experts": 0, "hidden": 0, "form": "sum", "overlap": True}
         _take("shared", o.shared, shared)
@@ -116,6 +116,21 @@ def _recipe(o, others):
         o.shared_gate, o.shared_weighted = shared["form"] == "gate", shared["form"] == "weighted"
     if isinstance(o.router, dict):
         _recipe_router(o, dict(o.router))
+
+
+def _lora(o):
+    """The adapters' numbers; None for rank 0, as a recipe has it without them."""
+    lora = {"rank": 0, "alpha": 16.0, "rslora": False, "dropout": 0.0}
+    if o.lora is not None and not isinstance(o.lora, dict):
+        raise TypeError(f"lora is a {type(o.lora).__name__}; it must be a dict of {', '.join(lora)}")
+    _take("lora", o.lora or {}, lora)
+    if lora["rank"] < 0 or not 0 <= lora["dropout"] < 1:
+        raise ValueError(f"lora: rank is {lora['rank']} and dropout {lora['dropout']}; rank >= 0 and 0 <= dropout < 1 must hold")
+    if not lora["rank"]:
+        return None
+    if o.recompute == "expert" or tuple(o.quantize) != (-1, -1):
+        raise Unsupported("lora: backward reads H and x as they are: recompute must be none, act or layer, and quantize left out")
+    return lora
 
 
 def _recipe_router(o, block):

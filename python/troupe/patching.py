@@ -6,14 +6,16 @@
 
 Weights, names and layouts stay. Decorated classes are switched by their configuration, as set_experts_implementation does;
 the classes of troupe.undecorated by their module's forward."""
+import contextlib
 from typing import NamedTuple
 
 import torch
 
-from . import gates, hf, undecorated, words
+from . import gates, hf, hf_lora, undecorated, words
 from .checks import Unsupported
 
 OTHER = ("Experts", "MegaBlocksMoeMLP", "ExpertsMLP")
+MARKS = ("_troupe_before", "_troupe_keep", "_troupe_keep_name", "_troupe_place", "_troupe_binding")  # of a module
 
 
 class Row(NamedTuple):
@@ -59,7 +61,12 @@ class Report(list):
 
 def find_experts(model):
     """(path, module) of all that is or looks like experts."""
+    blocks = []
     for name, module in model.named_modules():
+        if any(name.startswith(block) for block in blocks):
+            continue  # Llama-4's experts, which their block's forward reads
+        if undecorated.known(module):
+            blocks.append(f"{name}." if name else "")
         if hf.is_decorated(module) or undecorated.known(module):
             yield name, module
         elif type(module).__name__.removeprefix("Parametrized").endswith(OTHER) and next(module.parameters(), None) is not None:
@@ -109,9 +116,19 @@ def _row(name, module):
     return Row(path=binding.path, why=binding.why, **facts)
 
 
+def _with_adapters(row, module, names):
+    """Of experts that PEFT's wrapper is around: grouped products, between which the factors have their place (troupe.lora)."""
+    if not names or row.path not in ("fused", "products"):
+        return row
+    if not all(hf_lora.takes(module, name) for name in names):
+        return row._replace(why=f"PEFT adds the adapters of {', '.join(names)} to the weights at each call")
+    return row._replace(path="products", why=f"adapters of {', '.join(names)} apart from the weights", copy_bytes=0)
+
+
 def report(model):
     """What computes each experts module of the model, and why."""
-    rows = Report(_row(name, module) for name, module in find_experts(model))
+    adapters = hf_lora.adapted_names(model)
+    rows = Report(_with_adapters(_row(name, module), module, adapters.get(module)) for name, module in find_experts(model))
     rows.words = frozenset(model.__dict__.get("_troupe_undo", ()))
     rows.partitioned = tuple(sorted({type(m) for _, m in find_experts(model) if any(hasattr(p, "ds_id") for p in m.parameters())},
                                     key=lambda kind: kind.__name__))
@@ -166,21 +183,53 @@ def _refuse_compiled(model):
                           "torch.compile.")
 
 
+def _set_marks(module, marks):
+    for name in MARKS:
+        module.__dict__.pop(name, None)
+    module.__dict__.update(marks)
+
+
+@contextlib.contextmanager
+def _whole_or_undone(model):
+    """Where the body raises, the model's experts, words and marks become what they were."""
+    before = [(m, {n: m.__dict__[n] for n in MARKS if n in m.__dict__}, undecorated.is_on(m),
+               m.config._experts_implementation if hf.is_decorated(m) else None) for _, m in find_experts(model)]
+    in_force = set(model.__dict__.get("_troupe_undo", ()))
+    try:
+        yield
+    except BaseException:
+        words.undo(model, keep=in_force)
+        for module, marks, on, implementation in before:
+            _set_marks(module, marks)
+            if hf.is_decorated(module):
+                module.config._experts_implementation_internal = implementation
+            if not on:
+                undecorated.switch_back(module)
+        raise
+
+
 def patch(model, what="experts", *, strict=True, check=True):
-    """Switches the model's experts (and with `what` "all" or a set of words, more) to Troupe; returns a Report.
+    """Switches the model's experts (and with `what` "all" or a set of words, more) to Troupe; returns a Report. Where it raises, the
+    model is as it was.
 
     strict: raise, after listing all of them, if there are no experts or one cannot be computed. Otherwise such a module
     keeps what it had and the report says so. check: compare each class of experts with its own forward on four rows."""
     wanted = words.parse(what)
     _refuse_compiled(model)
     hf.register()
-    found = list(find_experts(model))
+    with _whole_or_undone(model):
+        _patch(model, list(find_experts(model)), wanted, strict, check, wanted if strict and what != "all" else set())
+    return report(model)
+
+
+def _patch(model, found, wanted, strict, check, named):
     faults = {}
     for name, module in found:
         module._troupe_place = name
-        if undecorated.known(module):
-            continue
         try:
+            if undecorated.known(module):
+                undecorated.check_adapters(module)
+                continue
             if not hf.is_decorated(module):
                 raise Unsupported(f"{name} ({type(module).__name__}) is a class that asks no registry for its forward. Keep "
                                   "it as it is with strict=False.")
@@ -196,13 +245,13 @@ def patch(model, what="experts", *, strict=True, check=True):
     if "experts" in wanted:
         for name, module in found:
             _switch(module, name in faults, [m for _, m in found if "_troupe_before" in m.__dict__])
-    words.apply(model, wanted - {"experts"}, wanted if strict and what != "all" else set())
-    return report(model)
+    words.apply(model, wanted - {"experts"}, named)
 
 
 def _switch(module, faulty, others):
     if undecorated.known(module):
-        undecorated.switch(module)
+        if not faulty:
+            undecorated.switch(module)
         return
     if not hf.is_decorated(module):
         return
@@ -227,7 +276,5 @@ def unpatch(model):
             undecorated.switch_back(module)
         if "_troupe_before" in module.__dict__:
             module.config._experts_implementation_internal = module._troupe_before
-        for name in ("_troupe_before", "_troupe_keep", "_troupe_keep_name", "_troupe_place", "_troupe_binding"):
-            if name in module.__dict__:
-                delattr(module, name)
+        _set_marks(module, {})
     words.undo(model)

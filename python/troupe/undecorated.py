@@ -36,8 +36,16 @@ def _longcat(module, hidden_states, top_k_index, top_k_weights):
     return same + routed
 
 
+def check_adapters(module):
+    """Raises for Llama-4's block whose experts PEFT has wrapped: ours reads their weights and would pass the wrapper by."""
+    if type(getattr(module, "experts", None)).__name__ == "ParamWrapper":
+        raise Unsupported(f"{hf.place(module)} ({type(module).__name__}) has adapters of PEFT on its experts, which are computed in "
+                          "the block. Keep the block as it is: troupe.patch(model, strict=False) after get_peft_model.")
+
+
 def _llama4(module, hidden_states):
     """The whole block: a token's experts get p x, where theirs computes all experts on all tokens, most of them zeros."""
+    check_adapters(module)
     x = hidden_states.reshape(-1, module.hidden_dim)
     scores, logits = module.router(x)
     p, ids = torch.topk(scores, module.top_k, dim=1)

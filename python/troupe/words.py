@@ -78,10 +78,11 @@ def _attention(model):
     if not getattr(_unwrapped(model), "_supports_sdpa", False):
         return None  # sinks, caps: what SDPA has no place for
     register_attention()
-    before = model.config._attn_implementation
-    model.set_attn_implementation("troupe")
-    masks = hf_masks.replace(_unwrapped(model), _shared)
-    return _all_back([functools.partial(model.set_attn_implementation, before), masks])
+    with _whole() as backs:
+        backs.append(functools.partial(model.set_attn_implementation, model.config._attn_implementation))
+        model.set_attn_implementation("troupe")
+        backs.append(hf_masks.replace(_unwrapped(model), _shared))
+    return _all_back(backs)
 
 
 class _Use:
@@ -119,6 +120,17 @@ def _shared(home, name, make):
     return _Use(home, name)
 
 
+@contextlib.contextmanager
+def _whole():
+    """A list of what puts parts back (None: nothing), which is called, the last first, where a later part fails."""
+    backs = []
+    try:
+        yield backs
+    except BaseException:
+        _call([back for back in reversed(backs) if back is not None])
+        raise
+
+
 def _call(backs):
     for back in backs:
         back()
@@ -132,16 +144,20 @@ def _all_back(backs):
 
 def _loss(model):
     model = _unwrapped(model)
-    balance = _shared(type(model).__module__, "load_balancing_loss_func", lambda _: hf_losses.balance_loss)
-    return _all_back([balance, hf_losses.replace_causal(model)])
+    with _whole() as backs:
+        backs.append(_shared(type(model).__module__, "load_balancing_loss_func", lambda _: hf_losses.balance_loss))
+        backs.append(hf_losses.replace_causal(model))
+    return _all_back(backs)
 
 
 def _rotary(model):
     if not hf_rotary.halves_are_equal(model):
         return None
     homes = {type(m).__module__ for m in model.modules()}
-    return _all_back([_shared(home, hf_rotary.NAME, lambda f: hf_rotary.apply_rotary if hf_rotary.agrees(f) else None)
-                      for home in sorted(homes) if hasattr(sys.modules[home], hf_rotary.NAME)])
+    with _whole() as backs:
+        for home in sorted(home for home in homes if hasattr(sys.modules[home], hf_rotary.NAME)):
+            backs.append(_shared(home, hf_rotary.NAME, lambda f: hf_rotary.apply_rotary if hf_rotary.agrees(f) else None))
+    return _all_back(backs)
 
 
 def _unwrapped(model):
@@ -199,14 +215,16 @@ def _norm_of(module):
 def _modules(model, suffix, forward_of):
     """Replaces the forward of each module whose class ends so and whose numbers agree; returns how to put it back."""
     replaced = []
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if not type(module).__name__.endswith(suffix) or weight is None or "forward" in module.__dict__:
-            continue
-        forward = forward_of(module)
-        if forward is not None:
-            module.forward = forward
-            replaced.append(module)
+    with _whole() as backs:
+        backs.append(functools.partial(hf_masks.own_forwards, replaced))
+        for module in model.modules():
+            weight = getattr(module, "weight", None)
+            if not type(module).__name__.endswith(suffix) or weight is None or "forward" in module.__dict__:
+                continue
+            forward = forward_of(module)
+            if forward is not None:
+                module.forward = forward
+                replaced.append(module)
     return functools.partial(hf_masks.own_forwards, replaced) if replaced else None
 
 
@@ -229,6 +247,10 @@ def apply(model, wanted, named):
     return sorted(done)
 
 
-def undo(model):
-    for back in model.__dict__.pop("_troupe_undo", {}).values():
-        back()
+def undo(model, keep=()):
+    """Puts back all words but those to keep."""
+    done = model.__dict__.get("_troupe_undo", {})
+    for word in [word for word in done if word not in keep]:
+        done.pop(word)()
+    if not done:
+        model.__dict__.pop("_troupe_undo", None)
