@@ -6,10 +6,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <ctime>
 #include <filesystem>
+#include <iomanip>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "troupe/core/file/file.h"
 #include "troupe/testing/temporary_folder.h"
@@ -60,6 +65,32 @@ TEST(Log, WritesPercentAndBracesAsTheyAre) {
   const std::string text = read_file(folder / "log.txt"), tail = " info 100% {} %v \xc3\xa9\n";
   ASSERT_GT(text.size(), tail.size());
   EXPECT_EQ(text.substr(text.size() - tail.size()), tail);
+}
+
+// "2026-11-21 12:30:01.250+05:30 info text": the local time, and how far it is ahead of UTC.
+TEST(Log, ALineOfAFileCarriesItsZone) {
+  const char* set = std::getenv("TZ");
+  const std::optional<std::string> before =
+      set == nullptr ? std::nullopt : std::optional(std::string(set));
+  for (const auto& [zone, offset] : {std::pair("AAA-5:30", "+05:30"),
+                                     std::pair("BBB3:30", "-03:30"), std::pair("UTC0", "+00:00")}) {
+    const TemporaryFolder folder;
+    ::setenv("TZ", zone, 1);
+    ::tzset();
+    Log({file_sink(folder / "log.txt")}).info("said");
+    const std::string text = read_file(folder / "log.txt");
+    EXPECT_EQ(text.substr(std::min<size_t>(text.size(), 23)), std::string(offset) + " info said\n");
+    std::tm local{};
+    std::istringstream(text) >> std::get_time(&local, "%Y-%m-%d %H:%M:%S");
+    EXPECT_NEAR(static_cast<double>(std::mktime(&local)), static_cast<double>(std::time(nullptr)),
+                60);
+  }
+  if (!before) {
+    ::unsetenv("TZ");
+  } else {
+    ::setenv("TZ", before->c_str(), 1);
+  }
+  ::tzset();
 }
 
 TEST(Log, LinesOfSeveralThreadsStayWhole) {
