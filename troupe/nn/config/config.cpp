@@ -38,8 +38,8 @@ class ModelFaults {
   std::string text_;
 };
 
-// About, and not too few, by the largest of what layers may have: in doubles, which nothing
-// overflows.
+// An upper estimate of the parameters: each layer is counted with the largest sizes that any layer
+// has. In doubles, which do not overflow.
 double most_params(const ModelConfig& c) {
   const auto D = static_cast<double>(c.width);
   auto heads = static_cast<double>(std::max(c.heads, c.kv_heads));
