@@ -32,6 +32,13 @@ class TroupeResume(NanoRun):
         self.assertIn("resumed step 15", said)
         self.assert_equal_runs("whole", "run")
 
+    def test_F18_what_was_set_aside_goes_once_the_run_has_passed_it(self):
+        self.train()  # keeps 10, 15 and 20
+        said = self.train("checkpoint.keep=1", "checkpoint.resume=step 10")
+        self.assertIn("removed run/step-000015.aside, which the run has passed: good steps after it: 1, checkpoint.keep: 1", said)
+        self.assertNotIn("removed run/step-000020.aside", said)
+        self.assertEqual(sorted(self.steps()), ["step-000020", "step-000020.aside"])
+
     def test_F23_each_damaged_step_is_told_where_all_are(self):
         self.train("checkpoint.keep=0")
         self.assertEqual(self.exit_record()["code"], 0)
