@@ -1,3 +1,4 @@
+// LONG: one fixture, whose save every test asks another promise of.
 #include "troupe/checkpoint/state/save_step.h"
 
 #include <gtest/gtest.h>
