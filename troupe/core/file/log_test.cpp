@@ -12,6 +12,7 @@
 #include <iomanip>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -122,6 +123,22 @@ TEST(Log, F134_StaysBelowItsBound) {
   }
   EXPECT_LE(total, 3000u);
   EXPECT_GT(count_lines(read_file(folder / "log.txt")), 0);
+}
+
+// log.keep: so many older files, the newest of them log.1.txt; with 0 the file alone.
+TEST(Log, F134_KeepsAsManyOlderFilesAsAsked) {
+  for (const int kept : {0, 1, 4}) {
+    const TemporaryFolder folder;
+    const Log log({file_sink(folder / "log.txt", 1000, kept)});
+    for (int i = 0; i < 1000; ++i) log.info("line " + std::to_string(i));
+    std::set<std::string> names = {"log.txt"}, found;
+    for (int i = 1; i <= kept; ++i) names.insert("log." + std::to_string(i) + ".txt");
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+      found.insert(entry.path().filename());
+    }
+    EXPECT_EQ(found, names);
+    EXPECT_TRUE(read_file(folder / "log.txt").ends_with(" info line 999\n"));
+  }
 }
 
 TEST(Log, F132_ADeletedFolderComesBack) {
