@@ -125,7 +125,10 @@ class Run {
     const bool first = place_.rank == 0;
     if (first) prepare_run_folder(fs_, dir_);
     std::vector<std::shared_ptr<LogSink>> sinks;
-    if (first) sinks.push_back(file_sink(dir_ + "/log.txt"));
+    constexpr int64_t kLogBytes = int64_t{64} << 20;
+    if (first) {
+      sinks.push_back(file_sink(dir_ + "/log.txt", kLogBytes, static_cast<int>(recipe.log.keep)));
+    }
     const std::string prefix =
         rank_prefix(static_cast<int>(place_.rank), static_cast<int>(place_.size));
     const Log step_log(sinks, Level::kInfo, prefix);

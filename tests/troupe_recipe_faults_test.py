@@ -84,10 +84,17 @@ class TroupeRecipeFaults(NanoRun):
 
     def test_F79_faults_of_words_and_of_values_are_told_together(self):
         said = self.check(NANO.replace("experts: 4", "expert: 4").replace("heads: 4", "heads: 5").replace(
-            "top_k: 2", "top_k: 9").replace("steps: 20", "steps: 20, clip: -1"))
-        self.assertEqual(len(re.findall(r"E\d{4} ", said)), 4, said)
-        for what in ('no field "expert" in model.moe; did you mean "experts"?', "heads", "top_k", "clip"):
+            "steps: 20", "steps: 20, clip: -1"))
+        self.assertEqual(len(re.findall(r"E\d{4} ", said)), 3, said)
+        for what in ('no field "expert" in model.moe; did you mean "experts"?', "heads", "clip"):
             self.assertIn(what, said)
+        # A word is told alone: neither its value is judged as that of the key it suggests, nor that key as left out.
+        for nano, word in ((NANO.replace("width: ", "widht: "), "widht"), (NANO.replace("experts: 4", "expert: 1"), "expert")):
+            self.assertNotEqual(nano, NANO)
+            self.assertEqual(len(re.findall(r"E\d{4} ", said := self.check(nano))), 1, said)
+            self.assertIn(f'no field "{word}"', said)
+        said = self.check(NANO.replace("width: 32", "widht: 3"))
+        self.assertEqual(len(re.findall(r"E\d{4} ", said)), 1, said)
         # A value that cannot be read has one line, and none of what its default would be.
         said = self.check(NANO.replace("top_k: 2", "top_k: two").replace("steps: 20", "steps: 20, clip: -1"))
         self.assertEqual(len(re.findall(r"E\d{4} ", said)), 2, said)

@@ -32,6 +32,29 @@ class TroupeResume(NanoRun):
         self.assertIn("resumed step 15", said)
         self.assert_equal_runs("whole", "run")
 
+    def test_F18_what_was_set_aside_goes_once_the_run_has_passed_it(self):
+        self.train()  # keeps 10, 15 and 20
+        said = self.train("checkpoint.keep=1", "checkpoint.resume=step 10")
+        self.assertIn("removed run/step-000015.aside, which the run has passed: good steps after it: 1, checkpoint.keep: 1", said)
+        self.assertNotIn("removed run/step-000020.aside", said)
+        self.assertEqual(sorted(self.steps()), ["step-000020", "step-000020.aside"])
+
+    def test_F134_a_run_keeps_as_many_older_logs_as_it_is_asked_to(self):
+        full = 64 << 20  # where a log is begun anew; a file of no blocks
+        for keep, before, after in ((0, ["log.txt"], ["log.txt"]),
+                                    (1, ["log.1.txt", "log.txt"], ["log.1.txt", "log.txt"]),
+                                    (2, ["log.1.txt", "log.txt"], ["log.1.txt", "log.2.txt", "log.txt"])):
+            run = self.folder / f"keep{keep}"
+            run.mkdir()
+            for name in before:
+                with open(run / name, "wb") as file:
+                    file.truncate(full)
+            self.train(f"checkpoint.dir={run.name}", f"log.keep={keep}")
+            self.assertEqual(sorted(p.name for p in run.glob("log*.txt")), after)
+            self.assertEqual([(run / name).stat().st_size for name in after[:-1]], [full] * keep)
+            self.assertIn("finished 20 steps", (run / "log.txt").read_text())
+        self.assertIn("log.keep", self.train("log.keep=-1", code=2))
+
     def test_F23_each_damaged_step_is_told_where_all_are(self):
         self.train("checkpoint.keep=0")
         self.assertEqual(self.exit_record()["code"], 0)

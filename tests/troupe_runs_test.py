@@ -58,6 +58,17 @@ global_train_batch_size: 8
 """
 
 
+def contrast(one, other):
+    """Of two colors, #rgb or #rrggbb: (L + 0.05) / (l + 0.05), WCAG 2, from 1 to 21."""
+    def luminance(color):
+        digits = color[1:] if len(color) == 7 else "".join(2 * c for c in color[1:])
+        parts = [int(digits[i:i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
 class TroupeRuns(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -360,6 +371,27 @@ class TroupeRuns(unittest.TestCase):
         self.assertRegex(page, r"a step of 1 ranks, \S+ \S+, as forecast")
         shown = set(re.findall(r"<title>step (\d+), expert 0:", page))  # columns of the heat maps
         self.assertGreaterEqual(len(shown), 10, shown)
+
+    def test_a_report_can_be_read_in_both_color_schemes(self):
+        self.troupe("train", "nano.yaml", "--set", "checkpoint.dir=colors")
+        self.troupe("report", "colors")
+        (style,) = re.findall(r"<style>(.*?)</style>", (self.folder / "colors" / "report.html").read_text(), re.S)
+        dark = re.compile(r"@media\(prefers-color-scheme:dark\)\{((?:[^{}]*\{[^{}]*\})*)\}")
+        schemes = {"light": dark.sub("", style), "dark": "".join(dark.findall(style))}
+        for name, css in schemes.items():
+            colors = dict(re.findall(r"--(\w+):(#\w+)", css))
+            self.assertEqual(set(colors), {"page", "ink", "soft", "box", "edge", "grid", "tip"}, name)
+            for text in ("ink", "soft"):  # what is written in, on what it is written
+                for ground in ("page", "box"):
+                    self.assertGreaterEqual(contrast(colors[text], colors[ground]), 4.5, (name, text, ground))
+            cells = re.findall(r"\.h\d+\{fill:#\w+;background:(#\w+);color:(#\w+)\}", css)
+            self.assertEqual(len(cells), 31, name)
+            for ground, text in cells:
+                self.assertGreaterEqual(contrast(text, ground), 4.5, (name, text, ground))
+            curves = re.findall(r"\.s\d+\{stroke:(#\w+)\}", css)
+            self.assertEqual(len(curves), 8, name)
+            for curve in curves:  # what is no text needs 3
+                self.assertGreaterEqual(contrast(curve, colors["page"]), 3, (name, curve))
 
     def test_191_a_machine_that_is_slower_than_it_should_be_is_told_before_a_run(self):
         self.troupe("bench", "machine", "-o", "here.yaml", "--device", "cpu")

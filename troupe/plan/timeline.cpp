@@ -197,7 +197,8 @@ class Runner {
   double all_of(const Action& a, double ChunkCosts::*what) const {
     return sum_of(costs_, owner_, a.chunk, what);
   }
-  // Sums between owners, where there are several, then those of what they own between replicas.
+  // First the sums between owners, where there are several. Then each owner's part is summed
+  // between replicas.
   void begin_sum(const Action& a) {
     const bool last = a.microbatch < 0 || a.microbatch == work_.microbatches - 1;
     const double owners = all_of(a, &ChunkCosts::reduce),
@@ -281,7 +282,7 @@ class Runner {
   struct Sum {
     Action action;
     double end;
-    double replicas = 0;  // seconds of what follows then, between replicas
+    double replicas = 0;  // seconds of the sum between replicas, which follows
   };
   std::deque<Sum> sums_;
   std::vector<double> replica_sums_;  // when each is over

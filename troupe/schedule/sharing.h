@@ -22,8 +22,8 @@ std::vector<int> last_gradients(const std::vector<Action>& list, const std::vect
 std::vector<Action> with_reductions(const std::vector<Action>& list, const StepWork& work,
                                     bool all);
 
-// The step's end: U, then the gathers of what the list's rank holds, then P; nothing without
-// training.
+// The step's end: U, then the gathers of the parameters that the list's rank holds, then P; nothing
+// without training.
 void add_update(std::vector<Action>& list, const StepWork& work, bool gathers);
 
 }  // namespace troupe

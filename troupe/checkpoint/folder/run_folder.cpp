@@ -10,11 +10,14 @@
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
+#include <optional>
 #include <random>
 #include <set>
+#include <string_view>
 #include <system_error>
 
 #include "troupe/core/check.h"
+#include "troupe/core/file/file.h"
 #include "troupe/core/file/hash.h"
 #include "troupe/core/file/host_name.h"
 #include "troupe/core/text/readable.h"
@@ -63,6 +66,27 @@ bool is_bad(const std::string& run, int64_t step) {
     return read_manifest(folder_of(run, step)).bad;
   } catch (const Error&) {
     return false;
+  }
+}
+
+// Of "step-001300.aside" and "step-001300.aside2": 1300.
+std::optional<int64_t> step_set_aside(const std::string& name) {
+  constexpr std::string_view kAside = ".aside";
+  const size_t dot = name.find(kAside);
+  if (dot == std::string::npos) return {};
+  const std::string_view number = std::string_view(name).substr(dot + kAside.size());
+  if (number.find_first_not_of("0123456789") != std::string_view::npos) return {};
+  return step_of(name.substr(0, dot));
+}
+
+// Nothing: a link, or an incomplete folder.
+std::optional<Manifest> manifest_of_folder(const std::string& folder) {
+  std::error_code error;
+  if (stdfs::is_symlink(folder, error)) return {};
+  try {
+    return check_complete(folder);
+  } catch (const Error&) {
+    return {};
   }
 }
 
@@ -242,6 +266,38 @@ std::vector<std::string> set_aside_later(Fs& fs, const std::string& run, int64_t
     lines.push_back(later.folder + " is later than the step to resume from: renamed to " + to);
   }
   if (!lines.empty()) sync_directory(fs, run);
+  return lines;
+}
+
+std::vector<std::string> prune_set_aside(Fs& fs, const CheckpointConfig& config,
+                                         const std::function<void(const std::string&)>& note) {
+  std::vector<std::string> lines, names;
+  if (config.keep == 0) return lines;
+  try {
+    names = names_in(config.dir);
+  } catch (const Error& e) {
+    note(e.what());
+  }
+  std::optional<std::vector<CompleteStep>> steps;  // read where there is something aside
+  for (const std::string& name : names) {
+    const std::optional<int64_t> step = step_set_aside(name);
+    if (!step || (config.keep_every > 0 && *step % config.keep_every == 0)) continue;
+    const std::string folder = config.dir + '/' + name;
+    const std::optional<Manifest> aside = manifest_of_folder(folder);
+    if (!aside) continue;
+    if (!steps) steps = complete_steps(config.dir);
+    const auto after = std::ranges::count_if(*steps, [&](const CompleteStep& s) {
+      return s.step > *step && !s.manifest.bad && s.manifest.run == aside->run;
+    });
+    if (after < config.keep) continue;
+    try {
+      remove_published(fs, folder);
+      lines.push_back("removed " + folder + ", which the run has passed: good steps after it: " +
+                      std::to_string(after) + ", checkpoint.keep: " + std::to_string(config.keep));
+    } catch (const Error& e) {
+      note(e.what());
+    }
+  }
   return lines;
 }
 

@@ -65,4 +65,11 @@ std::string new_run_id();  // 16 hex digits, from the system's randomness
 // they belong to an abandoned branch and must not be taken for this run's. Returns a line each.
 std::vector<std::string> set_aside_later(Fs& fs, const std::string& run, int64_t step);
 
+// Removes what was set aside (step-001300.aside, .aside2 ...) once config.keep good steps after it,
+// of the same run, stand: the run has passed it. Stays: all where keep is 0, a multiple of
+// keep_every, another run's (a start with resume: never), a link, an incomplete folder. Returns a
+// line each; `note` gets one for a folder that cannot be removed.
+std::vector<std::string> prune_set_aside(Fs& fs, const CheckpointConfig& config,
+                                         const std::function<void(const std::string&)>& note);
+
 }  // namespace troupe

@@ -80,8 +80,11 @@ class OpenStep {
       publish_step(tools_.fs, tools_.faults, config_.dir, staging_, manifest);
       // The others wait: in a save that is not of the background, their next step would for longer
       // than one operation between ranks may take.
-      prune(tools_.fs, tools_.faults, config_, info_.step,
-            [&](const std::string& line) { tools_.log.warning(line); });
+      const auto note = [&](const std::string& line) { tools_.log.warning(line); };
+      prune(tools_.fs, tools_.faults, config_, info_.step, note);
+      for (const std::string& line : prune_set_aside(tools_.fs, config_, note)) {
+        tools_.log.info(line);
+      }
       return std::string();
     });
   }

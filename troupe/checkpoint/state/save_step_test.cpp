@@ -1,3 +1,4 @@
+// LONG: one fixture, whose save every test asks another promise of.
 #include "troupe/checkpoint/state/save_step.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "troupe/checkpoint/files/reader.h"
 #include "troupe/checkpoint/folder/find_resume.h"
@@ -770,6 +772,59 @@ TEST_F(Save, LaterStepsOfABranchThatIsGivenUpAreSetAside) {
   save(2);
   EXPECT_EQ(set_aside_later(fs_, folder_.path(), 1).size(), 1u);
   EXPECT_TRUE(names().contains("step-000002.aside2"));
+}
+
+// F18: the abandoned branch's steps stay until the run has `keep` good ones after them.
+TEST_F(Save, WhatWasSetAsideGoesOnceTheRunHasPassedIt) {
+  config_.keep = 2;
+  for (const int64_t step : {1, 2, 3}) save(step);
+  EXPECT_EQ(names(), (std::set<std::string>{"step-000002", "step-000003", "latest"}));
+  EXPECT_EQ(set_aside_later(fs_, folder_.path(), 1).size(), 2u);
+  stdfs::create_directory(folder_ / "step-000001.aside");       // no checkpoint
+  stdfs::create_directory(folder_ / "step-000002.aside.mine");  // another name
+  std::set<std::string> rest = {"step-000001.aside", "step-000002.aside.mine", "latest"};
+  const auto expect = [&](std::set<std::string> steps) {
+    steps.insert(rest.begin(), rest.end());
+    EXPECT_EQ(names(), steps);
+  };
+  save(2);
+  expect({"step-000002.aside", "step-000003.aside", "step-000002"});
+  save(3);  // of step 2 one good step after it, of step 3 none
+  expect({"step-000002.aside", "step-000003.aside", "step-000002", "step-000003"});
+  save(4);
+  expect({"step-000003.aside", "step-000003", "step-000004"});
+  save(5);
+  expect({"step-000004", "step-000005"});
+}
+
+TEST_F(Save, WhatWasSetAsideStaysWhereItIsAskedForOrAnotherRuns) {
+  const auto removed = [&] {
+    return prune_set_aside(fs_, config_, [](const std::string& line) { ADD_FAILURE() << line; });
+  };
+  config_.keep = 0;
+  for (const int64_t step : {4, 5}) save(step);
+  EXPECT_EQ(set_aside_later(fs_, folder_.path(), 3).size(), 2u);
+  for (const int64_t step : {4, 5, 6, 7}) save(step);
+  EXPECT_TRUE(removed().empty());  // keep: 0 keeps all
+  config_.keep = 2;
+  config_.keep_every = 4;
+  ASSERT_EQ(removed().size(), 1u);
+  EXPECT_TRUE(names().contains("step-000004.aside"));
+  EXPECT_FALSE(names().contains("step-000005.aside"));
+  config_.keep_every = 0;
+  const std::string manifest = folder_ / "step-000004.aside/manifest.json";
+  Manifest other = read_manifest(folder_ / "step-000004.aside");
+  const std::string own = std::exchange(other.run, "another run");
+  publish_file(fs_, manifest, to_json(other));
+  EXPECT_TRUE(removed().empty());
+  other.run = own;
+  publish_file(fs_, manifest, to_json(other));
+  const std::vector<std::string> lines = removed();
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_TRUE(
+      lines[0].ends_with("/step-000004.aside, which the run has passed: good steps after it: "
+                         "3, checkpoint.keep: 2"))
+      << lines[0];
 }
 
 TEST(CheckpointConfig, ResumeIsAWord) {

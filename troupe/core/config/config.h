@@ -32,7 +32,7 @@ Yaml override_yaml(const std::string& assignment, const std::string& option = "-
 namespace detail {
 
 template <Config C>
-Reader read_by_reader(const Yaml& y, C& config) {
+Reader read_by_reader(const Yaml& y, C& config, bool as_meant = false) {
   const auto list_paths = [&config] {
     std::vector<std::string> out;
     collect_paths(config, "", out);
@@ -40,7 +40,7 @@ Reader read_by_reader(const Yaml& y, C& config) {
   };
   std::span<const Alias> aliases;
   if constexpr (HasAliases<C>) aliases = C::aliases();
-  Reader reader(list_paths, aliases);
+  Reader reader(list_paths, aliases, as_meant);
   reader.read(y, "", config);
   return reader;
 }
@@ -59,10 +59,12 @@ struct Unread {
   std::optional<Error> faults;     // a line each; nothing: all was read
 };
 
-// The same, without throwing: `config` has what could be read, for who judges that too.
+// The same, without throwing: `config` has what could be read, for who judges that too. With
+// `as_meant` the value of an unknown name is read as that of the field of its section that is most
+// like it.
 template <Config C>
-Sources read_config(const Yaml& y, C& config, Unread& unread) {
-  return detail::read_by_reader(y, config).finish(unread.paths, unread.faults);
+Sources read_config(const Yaml& y, C& config, Unread& unread, bool as_meant = false) {
+  return detail::read_by_reader(y, config, as_meant).finish(unread.paths, unread.faults);
 }
 
 // With `sources`, each value that was given ends in "  # where".

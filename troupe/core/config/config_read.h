@@ -53,8 +53,8 @@ class Reader {
   // `list_paths` is called at the first field with an unknown name: listing all paths takes longer
   // than reading one value.
   using ListPaths = std::function<std::vector<std::string>()>;
-  explicit Reader(ListPaths list_paths, std::span<const Alias> aliases = {})
-      : list_paths_(std::move(list_paths)), aliases_(aliases) {}
+  explicit Reader(ListPaths list_paths, std::span<const Alias> aliases = {}, bool as_meant = false)
+      : list_paths_(std::move(list_paths)), aliases_(aliases), as_meant_(as_meant) {}
 
   template <class T>
   void read(const Yaml& y, const std::string& path, T& out) {
@@ -129,8 +129,9 @@ class Reader {
     read_as_meant(field, path, names, out);
   }
 
-  // The value of an unknown name goes to the field of this section that is most like it: nobody gets
-  // the config, which has a fault, but what else is wrong with its values may be judged.
+  // With `as_meant` the value of an unknown name goes to the field of this section that is most
+  // like it: nobody gets the config, which has a fault, but what else is wrong with its values may
+  // be judged, with it and without it.
   template <class C>
   void read_as_meant(const Yaml::Field& field, const std::string& path,
                      const std::vector<std::string_view>& names, C& out) {
@@ -140,7 +141,9 @@ class Reader {
       using T = std::remove_reference_t<decltype(member)>;
       if constexpr (!Config<T> && !kIsList<T> && !kIsOptional<T>) {
         if (name != meant || field.value.kind != Yaml::Kind::kScalar) return;
-        taken = from_text(field.value.text, member);
+        T value = member;
+        taken = from_text(field.value.text, value);
+        if (taken && as_meant_) member = std::move(value);
       }
     });
     if (!taken) unread_.push_back(path);
@@ -173,6 +176,7 @@ class Reader {
   ListPaths list_paths_;
   std::vector<std::string> paths_;  // empty until they are asked for
   std::span<const Alias> aliases_;
+  bool as_meant_;
   std::string faults_;
   Code first_ = Code::kBadValue;
   std::vector<std::string> unread_;

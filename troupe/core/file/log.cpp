@@ -99,7 +99,7 @@ class FileSink : public LogSink {
     }
     sink_ =
         std::make_unique<Sink>(path_, static_cast<size_t>(max_bytes_), static_cast<size_t>(kept_));
-    sink_->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
+    sink_->set_pattern("%Y-%m-%d %H:%M:%S.%e%z %l %v");
   }
 
   const std::string path_;

@@ -34,10 +34,11 @@ class LogSink {
 // reader that stops loses lines.
 std::shared_ptr<LogSink> stderr_sink();
 
-// A file, "2026-11-21 12:30:01.250 warning text", synced to the system line by line, and begun anew
-// at `max_bytes`: `path` is the newest, its `kept` predecessors are path.1.txt and so on. A disk
-// that is full or a folder that was deleted costs lines and one warning on stderr, never the run:
-// each further line tries again, makes the folder and the file where they are gone.
+// A file, "2026-11-21 12:30:01.250+01:00 warning text", the local time and its offset from UTC,
+// synced to the system line by line, and begun anew at `max_bytes`: `path` is the newest, its `kept`
+// predecessors are log.1.txt and so on, the higher the older. A disk that is full or a folder that
+// was deleted costs lines and one warning on stderr, never the run: each further line tries again,
+// makes the folder and the file where they are gone.
 std::shared_ptr<LogSink> file_sink(const std::string& path, int64_t max_bytes = int64_t{64} << 20,
                                    int kept = 3);
 

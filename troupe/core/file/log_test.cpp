@@ -6,10 +6,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <ctime>
 #include <filesystem>
+#include <iomanip>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "troupe/core/file/file.h"
 #include "troupe/testing/temporary_folder.h"
@@ -62,6 +68,32 @@ TEST(Log, WritesPercentAndBracesAsTheyAre) {
   EXPECT_EQ(text.substr(text.size() - tail.size()), tail);
 }
 
+// "2026-11-21 12:30:01.250+05:30 info text": the local time, and how far it is ahead of UTC.
+TEST(Log, ALineOfAFileCarriesItsZone) {
+  const char* set = std::getenv("TZ");
+  const std::optional<std::string> before =
+      set == nullptr ? std::nullopt : std::optional(std::string(set));
+  for (const auto& [zone, offset] : {std::pair("AAA-5:30", "+05:30"),
+                                     std::pair("BBB3:30", "-03:30"), std::pair("UTC0", "+00:00")}) {
+    const TemporaryFolder folder;
+    ::setenv("TZ", zone, 1);
+    ::tzset();
+    Log({file_sink(folder / "log.txt")}).info("said");
+    const std::string text = read_file(folder / "log.txt");
+    EXPECT_EQ(text.substr(std::min<size_t>(text.size(), 23)), std::string(offset) + " info said\n");
+    std::tm local{};
+    std::istringstream(text) >> std::get_time(&local, "%Y-%m-%d %H:%M:%S");
+    EXPECT_NEAR(static_cast<double>(std::mktime(&local)), static_cast<double>(std::time(nullptr)),
+                60);
+  }
+  if (!before) {
+    ::unsetenv("TZ");
+  } else {
+    ::setenv("TZ", before->c_str(), 1);
+  }
+  ::tzset();
+}
+
 TEST(Log, LinesOfSeveralThreadsStayWhole) {
   const TemporaryFolder folder;
   const Log log({file_sink(folder / "log.txt")});
@@ -91,6 +123,22 @@ TEST(Log, F134_StaysBelowItsBound) {
   }
   EXPECT_LE(total, 3000u);
   EXPECT_GT(count_lines(read_file(folder / "log.txt")), 0);
+}
+
+// log.keep: so many older files, the newest of them log.1.txt; with 0 the file alone.
+TEST(Log, F134_KeepsAsManyOlderFilesAsAsked) {
+  for (const int kept : {0, 1, 4}) {
+    const TemporaryFolder folder;
+    const Log log({file_sink(folder / "log.txt", 1000, kept)});
+    for (int i = 0; i < 1000; ++i) log.info("line " + std::to_string(i));
+    std::set<std::string> names = {"log.txt"}, found;
+    for (int i = 1; i <= kept; ++i) names.insert("log." + std::to_string(i) + ".txt");
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+      found.insert(entry.path().filename());
+    }
+    EXPECT_EQ(found, names);
+    EXPECT_TRUE(read_file(folder / "log.txt").ends_with(" info line 999\n"));
+  }
 }
 
 TEST(Log, F132_ADeletedFolderComesBack) {

@@ -46,7 +46,7 @@ class StageChannels {
     // (from, to): activations go so, their gradients from `to` to `from`.
     std::vector<std::pair<int, int>> links = {};
     int depth = 2;
-    c10::Device device = c10::kCPU;  // of what is sent
+    c10::Device device = c10::kCPU;  // of the tensors that are sent
   };
   // Makes the group of two ranks of the world under a name.
   using MakeGroup = std::function<std::shared_ptr<ProcessGroup>(const std::vector<int64_t>& ranks,

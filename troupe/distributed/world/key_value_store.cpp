@@ -12,7 +12,8 @@ namespace {
 
 constexpr const char* kStore = "the store";
 
-// So much of what a stranger wrote as a line bears, without control characters.
+// The first characters of a text that another program wrote, without control characters, for a
+// message of one line.
 std::string shown(const std::string& text) {
   constexpr size_t kMost = 40;
   std::string out = text.substr(0, kMost);

@@ -245,7 +245,7 @@ TEST_P(E4m3RowsTest, Q8_33_ANanOrInfinityTakesItsRowAndNoOther) {
   expect_bad_rows_alone_are_lost();
 }
 
-// Rows of x, of packed and of what comes back that begin on no more than their own element.
+// x, packed and the result begin at addresses that are aligned to one element and to no more.
 void RowsOfCode::expect_agreement_of_shifted_rows() {
   if (GetParam().width < 2) GTEST_SKIP() << "nothing after the first";
   Case c = GetParam();

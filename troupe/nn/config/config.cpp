@@ -10,6 +10,12 @@
 namespace troupe {
 namespace {
 
+// "is 0 ; it must be 1", whose number stands before a mark, as "is 0; it must be 1".
+std::string without_stray_spaces(std::string line) {
+  for (size_t at = 0; (at = line.find(" ; ", at)) != std::string::npos;) line.erase(at, 1);
+  return line;
+}
+
 // Collects what is wrong, so that a user sees all of it at once.
 class ModelFaults {
  public:
@@ -19,7 +25,7 @@ class ModelFaults {
     std::ostringstream line;
     line << (text_.empty() ? "" : "\n") << "model." << key << ": " << to_text(Code::kBadValue);
     ((line << ' ' << what), ...);
-    text_ += line.str();
+    text_ += without_stray_spaces(line.str());
   }
   // What the check of a part throws.
   template <class Check>
@@ -38,8 +44,8 @@ class ModelFaults {
   std::string text_;
 };
 
-// About, and not too few, by the largest of what layers may have: in doubles, which nothing
-// overflows.
+// An upper estimate of the parameters: each layer is counted with the largest sizes that any layer
+// has. In doubles, which do not overflow.
 double most_params(const ModelConfig& c) {
   const auto D = static_cast<double>(c.width);
   auto heads = static_cast<double>(std::max(c.heads, c.kv_heads));

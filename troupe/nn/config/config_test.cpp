@@ -50,13 +50,13 @@ TEST(ModelConfig, LoraNamesWhatTheModelHas) {
       lora("{rank: 2, targets: [shared]}"),
       "model.lora.targets: E2005 names shared, and no layer of the model has it: leave it out");
   EXPECT_EQ(lora("{rank: 2, targets: []}"),
-            "model.lora.targets: E2005 is empty, and model.lora.rank is 2 ; name at least one of "
+            "model.lora.targets: E2005 is empty, and model.lora.rank is 2; name at least one of "
             "attention, experts, shared, router, ffn");
   EXPECT_EQ(
       lora("{rank: 2, targets: [experts, experts]}").find("more than once") != std::string::npos,
       true);
   EXPECT_EQ(lora("{rank: 65}"),
-            "model.lora.rank: E2005 is 65 and the model's width is 64 ; a larger rank than that "
+            "model.lora.rank: E2005 is 65 and the model's width is 64; a larger rank than that "
             "adapts nothing more: use at most the width");
   EXPECT_NE(fault("{layers: 2, width: 64, heads: 4, lora: {rank: 2}, moe: {experts: 8, hidden: 32, "
                   "router: {kind: sigmoid_bias}}}")
@@ -66,6 +66,14 @@ TEST(ModelConfig, LoraNamesWhatTheModelHas) {
                   "lora: {rank: 2}}}")
                 .find("and model.moe.lora both adapt the model"),
             std::string::npos);
+}
+
+TEST(ModelConfig, AFaultHasNoSpaceBeforeItsMark) {
+  const std::string text =
+      fault(std::string("{layers: 1, width: 64, heads: 4, rope: {fraction: 0.1}, ") + kMoe + "}");
+  EXPECT_NE(text.find("1 dimensions of it turn in layer 0; that must be even"), std::string::npos)
+      << text;
+  EXPECT_EQ(text.find(" ;"), std::string::npos) << text;
 }
 
 TEST(ModelConfig, ANullMixtureIsADenseModel) {

@@ -23,7 +23,7 @@ struct UnitCosts {
   ParamCount params;           // of this unit; a tied head has none
   int64_t active_params = 0;   // that one token meets: top_k experts in place of all
   int64_t product_params = 0;  // A: of those, the weights of products (no lookup, norm, bias)
-  // Multi-token prediction, in no count of what the model computes: its modules, a unit each
+  // Multi-token prediction, which no other count here includes: its modules, a unit each
   // (their active_params are those of the final norm, where they compute it), and the products of
   // the head that give their logits.
   bool is_mtp = false;

@@ -63,8 +63,9 @@ constexpr auto names_of(Recompute) {
                     Named{"expert", Recompute::kExpert}, Named{"layer", Recompute::kLayer}};
 }
 
-// Bits of what backward reads (rule Q1): -1 off, 8 or 4; kGrouped alone can. `scatter` is
-// MegaBlocks' and has nothing to pack: its output rows are not kept, for the score comes before W2.
+// Bits of the activations that are kept for backward (rule Q1): -1 off, 8 or 4; kGrouped alone can.
+// `scatter` is MegaBlocks' and has nothing to pack: its output rows are not kept, for the score
+// comes before W2.
 struct QuantizeConfig {
   int64_t inputs = -1;
   int64_t rematerialize = -1;

@@ -16,8 +16,8 @@ FfnForward ffn_forward(const FfnBackend& path, bool hidden_only = false);
 // (give_back.h).
 FfnGradTensors ffn_backward(const FfnBackend& path, const FfnHiddenGrad& of);
 
-// The same backward in halves, the same bits: the gradients of x and of the scores; then, of what
-// the first half leaves, those of weights. The first is told all needs.
+// The same backward in halves, with the same bits. The first computes the gradients of x and of the
+// scores; the second those of the weights, from what the first kept. The first is told all needs.
 struct FfnRowsHalf {
   FfnGradTensors grads;
   FfnBetween between;

@@ -12,7 +12,8 @@
 
 namespace troupe {
 
-// Read of what a forward saved. `path` holds the operands of the path that it makes.
+// The tensors that a forward saved for backward, by name. `path` holds the operands of the path
+// that it makes.
 struct FfnSaved {
   at::Tensor hidden;  // H
   std::function<std::unique_ptr<FfnBackend>()> path;

@@ -206,7 +206,7 @@ Machine machine_of(const Recipe& r, bool on_gpu) {
 
 std::vector<int64_t> open_micro_batches(const Recipe& r, int64_t world, bool on_gpu) {
   if (r.train.micro_batch) return {*r.train.micro_batch};
-  // `troupe check` asks it of one rank, of whatever layout.
+  // `troupe check` asks with a world of one rank, whatever layout the recipe has.
   const int64_t batch = batch_of(r),
                 replicas = std::max<int64_t>(1, replicas_of(r.parallel, world));
   std::vector<int64_t> out = micro_batches(r, on_gpu ? 2 * kMicroTokens : kMicroTokens);

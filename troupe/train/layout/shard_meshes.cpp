@@ -104,8 +104,8 @@ std::map<int64_t, std::shared_ptr<ProcessGroup>> MeshBuilder::groups_of_slices()
   return out;
 }
 
-// Numbers of neighboring tensor ranks that may hold the same box: of what is cut, of what is whole,
-// and of keys with fewer heads than ranks.
+// How many neighboring tensor ranks may hold the same box: of a tensor that is cut, of one that is
+// whole, and of keys with fewer heads than ranks.
 std::set<int64_t> MeshBuilder::repeats() const {
   std::set<int64_t> out = {1, tensor_};
   for (int64_t i = 0; i < model_.layers + model_.mtp.depth; ++i) {

@@ -263,7 +263,7 @@ void RunLogger::write_line(const LogRecord& r, const std::vector<LayerLoad>& loa
   }
   if (!loads.empty()) {
     const std::string verdict = health_.add(run_.state.done.steps, interval_.steps(), loads);
-    if (verdict != verdict_) run_.log().info(verdict_ = verdict);
+    if (!verdict.empty()) run_.log().info(verdict);
     // Asked at lines alone, which have the counts: of all steps since it was asked last.
     if (experts_.due(experts_asked_, run_.state.done, run_.seconds())) {
       event(experts_record(loads));

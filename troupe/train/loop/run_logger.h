@@ -59,7 +59,6 @@ class RunLogger {
   std::unique_ptr<AppendFile> jsonl_;
   std::unique_ptr<TensorBoard> tensorboard_;
   MoeHealth health_;
-  std::string verdict_;
   Interval interval_;
   Stragglers stragglers_;
   Cadence experts_;

@@ -37,7 +37,7 @@ struct ExpertUse {
   struct Expert {
     double share = 0;            // of all choices, times E
     std::vector<double> shares;  // of each source
-    std::vector<Token> tokens;   // those of the largest part, of what is seen often
+    std::vector<Token> tokens;   // that choose it most often, among tokens that occur often
     static void visit(auto& e, auto&& f) {
       f("share", e.share);
       f("shares", e.shares);

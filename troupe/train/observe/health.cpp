@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "troupe/core/text/text.h"
 #include "troupe/train/observe/step_line.h"
@@ -55,9 +56,10 @@ int64_t LayerLoad::dead(double below) const {
   return std::count_if(counts.begin(), counts.end(), [&](double c) { return c < limit; });
 }
 
-std::vector<std::string> MoeHealth::faults_of(Layer& layer, const LayerLoad& load, int64_t step,
-                                              int64_t steps, Pending& pending) const {
-  std::vector<std::string> out;
+std::vector<MoeHealth::Fault> MoeHealth::faults_of(Layer& layer, const LayerLoad& load,
+                                                   int64_t step, int64_t steps, bool& over) const {
+  std::vector<Fault> out;
+  const auto add = [&](Kind kind, std::string text) { out.push_back({kind, std::move(text)}); };
   layer.window.push_back({steps, load.counts});
   int64_t held = 0;
   for (const LoadSum& piece : layer.window) held += piece.steps;
@@ -73,12 +75,12 @@ std::vector<std::string> MoeHealth::faults_of(Layer& layer, const LayerLoad& loa
   const bool too_many = static_cast<double>(dead) > config_.dead * static_cast<double>(experts);
   if (held < config_.dead_window || !too_many) {
     layer.dead_since = -1;
-    pending.dead |= too_many;
+    over |= too_many;
   } else {
     if (layer.dead_since < 0) layer.dead_since = step - held;
-    out.push_back(std::to_string(dead) + " of " + std::to_string(experts) + " experts dead for " +
-                  std::to_string(step - layer.dead_since) +
-                  " steps (raise model.moe.router.balance, or lower the learning rate)");
+    add(Kind::kDead, std::to_string(dead) + " of " + std::to_string(experts) +
+                         " experts dead for " + std::to_string(step - layer.dead_since) +
+                         " steps (raise model.moe.router.balance, or lower the learning rate)");
   }
   const double ratio = load.max_over_mean();
   if (ratio <= config_.load) {
@@ -86,57 +88,62 @@ std::vector<std::string> MoeHealth::faults_of(Layer& layer, const LayerLoad& loa
   } else {
     if (layer.overloaded_since < 0) layer.overloaded_since = step - steps;
     if (step - layer.overloaded_since >= config_.load_steps) {
-      out.push_back("load max/mean " + fixed(ratio, 1) + " (> " + fixed(config_.load, 1) +
-                    ") for " + std::to_string(step - layer.overloaded_since) +
-                    " steps (raise model.moe.router.balance)");
+      add(Kind::kLoad, "load max/mean " + fixed(ratio, 1) + " (> " + fixed(config_.load, 1) +
+                           ") for " + std::to_string(step - layer.overloaded_since) +
+                           " steps (raise model.moe.router.balance)");
     } else {
-      pending.load = true;
+      over = true;
     }
   }
   if (load.dropped_fraction() > config_.drop) {
-    out.push_back("dropped " + fixed(100 * load.dropped_fraction(), 1) + "% (> " +
-                  fixed(100 * config_.drop, 1) + "%) (raise or drop model.moe.capacity)");
+    add(Kind::kDrop, "dropped " + fixed(100 * load.dropped_fraction(), 1) + "% (> " +
+                         fixed(100 * config_.drop, 1) + "%) (raise or drop model.moe.capacity)");
   }
   if (load.score_sum && *load.score_sum < config_.score_sum) {
-    out.push_back("a token's chosen scores sum to " + to_text(*load.score_sum) + " (< " +
-                  to_text(config_.score_sum) + ") (lower the learning rate of the router)");
+    add(Kind::kScores, "a token's chosen scores sum to " + to_text(*load.score_sum) + " (< " +
+                           to_text(config_.score_sum) +
+                           ") (lower the learning rate of the router)");
   }
   if (load.saturated > 0) {
-    out.push_back(fixed(load.saturated, 0) +
-                  " groups of saved activations are beyond what 8 or 4 bits can hold (drop "
-                  "model.moe.quantize)");
+    add(Kind::kSaturated,
+        fixed(load.saturated, 0) +
+            " groups of saved activations are beyond what 8 or 4 bits can hold (drop "
+            "model.moe.quantize)");
   }
   return out;
 }
 
-// Without numbers that change from line to line: it is printed where it differs from the last one.
-std::string MoeHealth::pending_text(const Pending& pending) const {
-  std::string out;
-  const auto add = [&](const std::string& what, int64_t steps) {
-    out += (out.empty() ? "not judged yet: " : ", ") + what + " (judged after " +
-           std::to_string(steps) + " steps)";
-  };
-  if (pending.load) add("load max/mean over " + fixed(config_.load, 1), config_.load_steps);
-  if (pending.dead) add("experts without tokens", config_.dead_window);
-  return out.empty() ? "healthy" : out;
-}
-
 std::string MoeHealth::add(int64_t step, int64_t steps, const std::vector<LayerLoad>& loads) {
+  const bool first = !calm_since_;
+  if (first) calm_since_ = step - steps;
   std::string verdict;
-  bool forced = false;
-  Pending pending;
+  bool forced = false, over = false, is_new = false;
   for (const LayerLoad& load : loads) {
     forced |= load.forced;
     std::string line;
-    for (const std::string& fault : faults_of(layers_[load.layer], load, step, steps, pending)) {
-      line += (line.empty() ? "" : "; ") + fault;
+    for (const Fault& fault : faults_of(layers_[load.layer], load, step, steps, over)) {
+      line += (line.empty() ? "" : "; ") + fault.text;
+      is_new |= said_.insert({load.layer, fault.kind}).second;
     }
     if (line.empty()) continue;
     verdict +=
         (verdict.empty() ? "" : "; ") + ("layer " + std::to_string(load.layer) + ": " + line);
   }
-  return "moe: " + (verdict.empty() ? pending_text(pending) : verdict) +
-         (forced ? " FORCED ROUTING" : "");
+  if (over || !verdict.empty()) calm_since_ = step;
+  const int64_t judged_after = std::max(config_.load_steps, config_.dead_window);
+  if (!verdict.empty()) {
+    healthy_ = false;
+    if (!is_new) return {};
+  } else if (step - *calm_since_ >= judged_after) {
+    if (std::exchange(healthy_, true)) return {};
+    said_.clear();
+    verdict = "healthy";
+  } else if (first) {
+    verdict = "not judged yet: that takes " + std::to_string(judged_after) + " steps";
+  } else {
+    return {};
+  }
+  return "moe: " + verdict + (forced ? " FORCED ROUTING" : "");
 }
 
 }  // namespace troupe

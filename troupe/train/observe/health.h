@@ -13,7 +13,9 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace troupe {
@@ -57,9 +59,11 @@ class MoeHealth {
  public:
   explicit MoeHealth(HealthConfig config) : config_(config) {}
 
-  // Adds the loads of the `steps` steps up to `step`; returns the verdict: "moe: healthy", or
-  // "moe: layer 7: 3 of 64 experts dead for 200 steps (raise model.moe.router.balance); ...", or
-  // "moe: not judged yet: ..." while a limit is passed and not for long enough.
+  // Adds the loads of the `steps` steps up to `step`; returns what there is to say, empty: nothing
+  // new. A fault is said once: "moe: layer 7: 3 of 64 experts dead for 200 steps (raise
+  // model.moe.router.balance); ...". "moe: healthy" is said once no limit has been passed for the
+  // steps that judging takes, the longer of `load_steps` and `dead_window`; a fault after it is
+  // said anew. Before the first of both: "moe: not judged yet", once.
   std::string add(int64_t step, int64_t steps, const std::vector<LayerLoad>& loads);
 
  private:
@@ -71,15 +75,20 @@ class MoeHealth {
     std::deque<LoadSum> window;
     int64_t overloaded_since = -1, dead_since = -1;  // the step before; -1: it is not
   };
-  struct Pending {  // over a limit, in any layer, and not for as long as makes a fault
-    bool load = false, dead = false;
+  enum class Kind { kDead, kLoad, kDrop, kScores, kSaturated };
+  struct Fault {
+    Kind kind;
+    std::string text;
   };
-  std::vector<std::string> faults_of(Layer& layer, const LayerLoad& load, int64_t step,
-                                     int64_t steps, Pending& pending) const;
-  std::string pending_text(const Pending& pending) const;
+  // `over`: set where a limit is passed, and not for as long as makes a fault.
+  std::vector<Fault> faults_of(Layer& layer, const LayerLoad& load, int64_t step, int64_t steps,
+                               bool& over) const;
 
   HealthConfig config_;
   std::map<int64_t, Layer> layers_;
+  std::set<std::pair<int64_t, Kind>> said_;  // layers with their faults, since it was healthy
+  std::optional<int64_t> calm_since_;        // the last step with a limit passed, or the first
+  bool healthy_ = false;                     // that is what was said
 };
 
 }  // namespace troupe

@@ -145,7 +145,7 @@ std::vector<at::Tensor> StepGradients::counted() const {
 
 at::Tensor StepGradients::take(const Bucket& b) {
   const at::Tensor whole = at::empty({b.size}, b.own.options().dtype(sum_type_));
-  int64_t end = 0;  // of what is written
+  int64_t end = 0;  // elements before it are written
   const auto zeros_until = [&](int64_t begin) {
     if (begin > end) whole.narrow(0, end, begin - end).zero_();
   };

@@ -64,6 +64,7 @@ bool holds_nothing(const Yaml& file) {
 
 struct ReadRecipe {
   Recipe recipe;
+  Recipe as_meant;                  // with the values of unknown names (read_config)
   std::vector<std::string> unread;  // Unread::paths of all files and --set
   bool has_gaps = false;            // a whole file or --set could not be read
 };
@@ -73,7 +74,8 @@ ReadRecipe read_all(const std::string& path, const std::vector<std::string>& set
                     Problems& problems) {
   ReadRecipe out;
   const auto read = [&](const Yaml& document) {
-    Unread unread;
+    Unread unread, same;
+    read_config(document, out.as_meant, same, /*as_meant=*/true);
     for (auto& [name, where] : read_config(document, out.recipe, unread)) sources[name] = where;
     out.unread.insert(out.unread.end(), unread.paths.begin(), unread.paths.end());
     if (unread.faults) throw *unread.faults;
@@ -112,18 +114,40 @@ bool is_of_unread(const std::string& line, const std::vector<std::string>& unrea
   });
 }
 
-// What is wrong with the values that were read, but for what their gaps explain.
-void judge_what_was_read(const ReadRecipe& read, const Sources& sources) {
+struct ValueFaults {
+  std::vector<std::string> lines;
+  Code code = Code::kBadValue;
+};
+
+// What is wrong with the values, but for what the gaps of what was read explain.
+ValueFaults faults_of(const Recipe& recipe, const std::vector<std::string>& unread,
+                      const Sources& sources) {
+  ValueFaults out;
   try {
-    validate(read.recipe, sources);
+    validate(recipe, sources);
   } catch (const Error& error) {
+    out.code = error.code();
     std::istringstream lines(error.what());
-    std::string left;
     for (std::string line; std::getline(lines, line);) {
-      if (!is_of_unread(line, read.unread)) left += (left.empty() ? "" : "\n") + line;
+      if (!is_of_unread(line, unread)) out.lines.push_back(line);
     }
-    if (!left.empty()) throw Error(left, error.code());
   }
+  return out;
+}
+
+// Throws the faults of values that are there whatever the unknown names were to be: with their
+// values read as meant, and without them. Of "model.widht=3" neither width 3 is a fault of its own,
+// nor the width that was not given.
+void judge_what_was_read(const ReadRecipe& read, const Sources& sources) {
+  const ValueFaults meant = faults_of(read.as_meant, read.unread, sources);
+  if (meant.lines.empty()) return;
+  const ValueFaults without = faults_of(read.recipe, read.unread, sources);
+  std::string both;
+  for (const std::string& line : meant.lines) {
+    if (std::ranges::find(without.lines, line) == without.lines.end()) continue;
+    both += (both.empty() ? "" : "\n") + line;
+  }
+  if (!both.empty()) throw Error(both, meant.code);
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ struct ParallelConfig {
   ContextMethod context_method = ContextMethod::kKeys;
   Dealing context_dealing = Dealing::kZigzag;  // of each row's tokens to context ranks
   ShardKind shard = ShardKind::kAuto;  // of the optimizer's state (zero1), of all state (full)
-  int64_t shard_ranks = 0;  // that hold one copy of what is sharded; 0: all, or as chosen (kAuto)
+  int64_t shard_ranks = 0;  // ranks over which one copy is sharded; 0: all, or as chosen (kAuto)
   int64_t prefetch = 1;     // full: units gathered ahead
   bool reshard = true;      // full: drop values between forward and backward
   DispatchMode dispatch = DispatchMode::kFast;

@@ -128,16 +128,16 @@ struct LogConfig {
   Span every = {};  // step lines; 0: each of the first ten, then a second apart at least
   LineFormat format = LineFormat::kTroupe;
   Span records = {};  // lines of log.jsonl; 0: each step, of a long run 100,000 of them
+  int64_t keep = 3;   // older files of log.txt (file_sink), beside the one that is written
   std::optional<Span> experts = {};  // every expert's load, for the heat map; see expert_interval
-  int64_t routing = 0;          // every so many steps the routers' choices, RUN/routing; 0: never
-  bool routing_logits = false;  // and what they were made of
-  bool tensorboard = true;
+  int64_t routing = 0;  // every so many steps the routers' choices, RUN/routing; 0: never
+  bool routing_logits = false, tensorboard = true;  // logits: what the choices were made of
   HealthConfig health;
   static void visit(auto& c, auto&& f) {
     f("every", c.every, "Interval of step lines; 0: the first ten steps, then one a second.");
     f("format", c.format, "Format of step lines: ours, or Megatron-LM's for its tools.");
-    f("records", c.records,
-      "Interval of records in log.jsonl; 0: every step, at most about 100,000 records a run.");
+    f("records", c.records, "Interval of records in log.jsonl; 0: every step, at most 100,000.");
+    f("keep", c.keep, "Older log.txt files to keep, of 64 MiB each.", AtMost{1000}, kNotNegative);
     f("experts", c.experts,
       "Interval of per-expert loads; null: 50 a run, at most 100 steps apart; 0: never.");
     f("routing", c.routing,

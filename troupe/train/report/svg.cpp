@@ -235,6 +235,18 @@ void add_curves(Markup& out, std::span<const std::string_view> colors) {
 
 using Color = std::array<double, 3>;  // red, green, blue: 0 to 255
 
+// Black or white, whichever stands out more on the color: by WCAG's contrast of two luminances,
+// (L + 0.05) / (l + 0.05), at least 4.58, which is that of the middle, (L + 0.05)^2 = 1.05 * 0.05.
+std::string_view text_on(const std::array<unsigned, 3>& color) {
+  constexpr std::array<double, 3> kWeights = {0.2126, 0.7152, 0.0722};
+  double luminance = 0;
+  for (size_t c = 0; c < color.size(); ++c) {
+    const double x = color[c] / 255.0;
+    luminance += kWeights[c] * (x <= 0.04045 ? x / 12.92 : std::pow((x + 0.055) / 1.055, 2.4));
+  }
+  return (luminance + 0.05) * (luminance + 0.05) >= 1.05 * 0.05 ? "#000" : "#fff";
+}
+
 // A class for each share: from ends[0] at 0 over ends[1] at 1 to ends[2] at 3.
 void add_heats(Markup& out, const std::array<Color, 3>& ends) {
   for (int i = 0; i < kHeats; ++i) {
@@ -248,7 +260,8 @@ void add_heats(Markup& out, const std::array<Color, 3>& ends) {
     char text[32];
     std::snprintf(text, sizeof(text), "#%02x%02x%02x", color[0], color[1], color[2]);
     const std::string_view shown = text;
-    out << ".h" << i << "{fill:" << shown << ";background:" << shown << "}";
+    out << ".h" << i << "{fill:" << shown << ";background:" << shown << ";color:" << text_on(color)
+        << "}";
   }
 }
 

@@ -165,7 +165,7 @@ TEST_F(Evaluate, AChoicesLikelihoodIsTheSumOfItsTokens) {
   EXPECT_NEAR(sums[0], by_logits(*learner_, q.query, " brown fox"), 1e-4);
   EXPECT_NEAR(sums[1], by_logits(*learner_, q.query, " dog"), 1e-4);
   EXPECT_NEAR(sums[2], by_logits(*learner_, q.query, " x"), 1e-4);
-  // The end counts of what is longer than the window.
+  // Of a text longer than the window its end counts.
   const auto cut = choice_likelihoods(*learner_, *tokenizer, q, 12);
   EXPECT_NEAR(cut[0], by_logits(*learner_, "ick", " brown fox"), 1e-4);
 }
