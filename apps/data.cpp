@@ -82,6 +82,8 @@ struct CorpusOptions {
     to.add_option("--key", build.key,
                   "JSON key, or column of a table, with the content; default: text; for chats, "
                   "by the layout");
+    add_value(to, "--layout", build.layout,
+              "chat: messages, sharegpt, prompt-completion, alpaca; auto: by the keys of a line");
     to.add_option("--eod", eod,
                   "end-of-document id; default: the tokenizer's end of text; bytes: none");
     to.add_flag("--no-eod", no_eod, "no end-of-document id");

@@ -18,7 +18,19 @@ std::string settled_key(const std::string& key, CorpusFormat format) {
   return key.empty() && format != CorpusFormat::kChat ? "text" : key;
 }
 
+std::string FirstChat::text() const {
+  std::string out = place;
+  out.append(": layout ").append(to_text(layout)).append(", by ").append(keys_of(layout));
+  return out.append(" (--layout names another)");
+}
+
 namespace {
+
+// Where document `number` of a piece is, for messages.
+std::string place_of(const CorpusPiece& piece, int64_t number) {
+  if (piece.format == CorpusFormat::kText) return piece.path;
+  return piece.path + (piece.is_table ? ": row " : ":") + std::to_string(number);
+}
 
 // Calls f(text, number) for each document of a piece: its lines that are not empty, or the whole.
 void each_document(const CorpusPiece& piece,
@@ -40,7 +52,7 @@ void each_document(const CorpusPiece& piece,
 // or where it is a prompt and a completion without marks.
 using RenderedLines = std::map<int64_t, RenderedChat>;
 
-RenderedLines render_lines(const CorpusPiece& piece, const std::string& key, int64_t longest,
+RenderedLines render_lines(const CorpusPiece& piece, const ChatPlace& place, int64_t longest,
                            ChatRenderers& renderers) {
   RenderedLines out;
   std::vector<std::string> requests;
@@ -49,7 +61,7 @@ RenderedLines render_lines(const CorpusPiece& piece, const std::string& key, int
   each_document(piece, [&](std::string_view text, int64_t number) {
     if (std::ssize(text) > longest) return;
     try {
-      const ChatRow row = read_chat(text, key);
+      const ChatRow row = read_chat(text, place);
       const auto marked = std::ranges::count(row.messages, true, &ChatMessage::has_marks);
       if (marked == 0 && !row.messages.empty()) return;
       if (marked < std::ssize(row.messages)) {
@@ -82,12 +94,12 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
   DocumentRules here = rules;
   here.format = piece.format;
   RenderedLines rendered;
-  if (chats) rendered = render_lines(piece, rules.key, longest, chats->renderers);
+  if (chats) {
+    rendered =
+        render_lines(piece, {.key = rules.key, .layout = rules.layout}, longest, chats->renderers);
+  }
   each_document(piece, [&](std::string_view text, int64_t number) {
-    const std::string place =
-        here.format == CorpusFormat::kText
-            ? piece.path
-            : piece.path + (piece.is_table ? ": row " : ":") + std::to_string(number);
+    const std::string place = place_of(piece, number);
     const auto too_long = [&](int64_t bytes) {
       out.bad.push_back({place, "has " + std::to_string(bytes) + " bytes, more than `longest`, " +
                                     std::to_string(longest)});
@@ -106,6 +118,26 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
       out.bad.push_back({place, what});
     }
   });
+  return out;
+}
+
+std::optional<FirstChat> first_chat(const std::vector<std::string>& files,
+                                    const DocumentRules& rules, int64_t longest) {
+  if (rules.format != CorpusFormat::kChat || !rules.key.empty()) return std::nullopt;
+  CorpusReader reader(files, {.format = rules.format, .key = rules.key, .longest = longest});
+  std::optional<FirstChat> out;
+  bool seen = false;
+  while (const auto piece = seen ? std::nullopt : reader.next()) {
+    if (piece->long_line) continue;
+    each_document(*piece, [&](std::string_view text, int64_t number) {
+      if (std::exchange(seen, true)) return;
+      try {
+        const ChatLayout layout = read_chat(text, {.layout = rules.layout}).layout;
+        out = {.place = place_of(*piece, number), .layout = layout};
+      } catch (const JsonFault&) {  // who encodes it says what is wrong
+      }
+    });
+  }
   return out;
 }
 

@@ -4,7 +4,6 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/file/hash.h"
-#include "troupe/data/text/chat_line.h"
 #include "troupe/data/text/json_line.h"
 
 namespace troupe {
@@ -45,7 +44,8 @@ void add_text(std::string_view text, const DocumentRules& rules, const Encode& e
     case CorpusFormat::kLines: return encode(text, out.ids);
     case CorpusFormat::kJsonl: return encode(read_text(text, rules.key), out.ids);
     case CorpusFormat::kChat: {
-      return add_chat(read_chat(text, rules.key).messages, rules.chat, encode, out);
+      const ChatRow row = read_chat(text, {.key = rules.key, .layout = rules.layout});
+      return add_chat(row.messages, rules.chat, encode, out);
     }
   }
   TROUPE_CHECK(false, "the format is not settled");

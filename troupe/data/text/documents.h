@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "troupe/core/text/text.h"
+#include "troupe/data/text/chat_line.h"
 
 namespace troupe {
 
@@ -50,6 +51,7 @@ std::string opened(const ChatTemplate& form,
 struct DocumentRules {
   CorpusFormat format = CorpusFormat::kJsonl;  // kAuto: each piece says its own
   std::string key = "text";                    // of chats may be empty: the line's layout says
+  ChatLayout layout = ChatLayout::kAuto;       // of chats
   std::optional<int32_t> eod = {};             // appended to documents that are not empty
   ChatTemplate chat = {};
   double held_out = 0;  // the part of all documents that is for validation
