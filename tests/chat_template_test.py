@@ -151,6 +151,37 @@ class ChatTemplates(unittest.TestCase):
         self.assertEqual(self.ids, 2 * self.theirs().apply_chat_template(chat)["input_ids"])
         self.assertIn("exclude each other", self.refusal("--layout", "messages", "--key", "messages"))
 
+    def test_a_pair_is_two_documents_whose_answers_are_learned(self):
+        answers = [{"role": "assistant", "content": ANSWER}], [{"role": "assistant", "content": "None."}]
+        earlier = [*talk(), {"role": "user", "content": "Again?"}]
+        for template, prompt in ((CHATML, talk()[:2]), (MARKED_CHATML, earlier), (LLAMA2, earlier)):
+            self.write_template(template)
+            tokenizer = self.theirs()
+            before = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+            both = [tokenizer.apply_chat_template(prompt + answer)["input_ids"] for answer in answers]
+            masks = [[0] * len(before) + [1] * (len(ids) - len(before)) for ids in both]
+            self.assertTrue(all(ids[:len(before)] == before for ids in both))
+            chosen, rejected = answers
+            for row in ({"prompt": prompt, "chosen": chosen, "rejected": rejected},
+                        {"chosen": prompt + chosen, "rejected": prompt + rejected},
+                        {"prompt": "as text", "chosen": prompt + chosen, "rejected": prompt + rejected, "score": 1}):
+                with self.subTest(keys=list(row)):
+                    self.write_rows(row)
+                    self.assertRegex(self.build(), r"layout preference, by .*\n(.*\n)*documents are preference pairs")
+                    self.assertEqual((self.ids, self.weights), (both[0] + both[1], masks[0] + masks[1]))
+                    self.assertTrue(json.loads((self.here / "out.json").read_text())["pairs"])
+        self.write_rows({"messages": prompt, "prompt": prompt, "chosen": chosen, "rejected": rejected})
+        self.assertIn("--layout", self.refusal())
+        self.build("--layout", "preference")
+        self.assertEqual(self.ids, both[0] + both[1])
+        self.write_rows(row, {"messages": prompt}, {**row, "rejected": row["chosen"]})
+        self.assertRegex(self.refusal(), r"x\.jsonl:2: E3106 is no preference pair, and the first chat is one")
+        self.assertIn("2 skipped", self.build("--on-bad", "skip"))
+        self.write_rows({"messages": talk()}, row)
+        self.assertRegex(self.refusal(), r"x\.jsonl:2: E3106 is a preference pair, and the first chat is none")
+        self.write_rows({"prompt": "a", "chosen": "b", "rejected": [{"role": "assistant", "content": "c"}]})
+        self.assertRegex(self.refusal(), r"x\.jsonl:1: E3106 .*one is a text and one a list of messages")
+
     def test_halves_of_a_last_character_are_all_learned(self):
         self.write_template(MARKED_CHATML.replace("+ '<|im_end|>' }}{% endgen", "}}{% endgen"))
         chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b\U0001F980"}]

@@ -107,9 +107,9 @@ class Build {
     result_.text_bytes = reader.total_bytes();
     noted_bytes_ = begin_bytes_ = reader.bytes_before(from);
     if (journal) log_.info("data build: resumes at " + files_[static_cast<size_t>(from.file)]);
-    if (const auto first = first_chat(files_, rules_, config_.longest.value)) {
-      log_.info("data build: " + first->text());
-    }
+    const auto first = first_chat(files_, rules_, config_.longest.value);
+    if (first) log_.info("data build: " + first->text());
+    rules_.pairs = holds_pairs(first, config_.layout);
     encode_all(reader, writers);
     finish(writers);
     return std::move(result_);
@@ -247,7 +247,8 @@ class Build {
                         ? std::optional(config_.chat)
                         : std::nullopt,
             .model_template = config_.model_template,
-            .held_out = 0};
+            .held_out = 0,
+            .pairs = rules_.pairs.value_or(false)};
   }
 
   void publish(TokenWriter& writer, const std::string& prefix, const BuildInfo& info) {
@@ -371,7 +372,7 @@ class Build {
   const Log& log_;
   const BuildLimits limits_;
   const std::vector<std::string> files_;
-  const DocumentRules rules_;
+  DocumentRules rules_;
   const TokenOutput output_;
   TokenOutput valid_output_;
   const std::string hash_;

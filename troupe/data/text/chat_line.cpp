@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "troupe/data/text/json_line.h"
+#include "troupe/data/text/preference_pair.h"
 
 namespace troupe {
 namespace {
@@ -118,7 +119,8 @@ constexpr std::array kLayouts{
     std::pair{ChatLayout::kMessages, "\"messages\""},
     std::pair{ChatLayout::kShareGpt, "\"conversations\""},
     std::pair{ChatLayout::kPromptCompletion, "\"prompt\" with \"completion\""},
-    std::pair{ChatLayout::kAlpaca, "\"instruction\" with \"output\""}};
+    std::pair{ChatLayout::kAlpaca, "\"instruction\" with \"output\""},
+    std::pair{ChatLayout::kPreference, "\"chosen\" with \"rejected\""}};
 
 // What a line may hold; null is as if it were not there.
 class Found {
@@ -135,6 +137,10 @@ class Found {
       prompt_ = half_of(line, name);
     } else if (name == "completion") {
       completion_ = half_of(line, name);
+    } else if (name == "chosen") {
+      chosen_ = half_of(line, name);
+    } else if (name == "rejected") {
+      rejected_ = half_of(line, name);
     } else if (read_beside(line, name)) {
       return;
     } else if (std::optional<std::string>* const text = text_named(name)) {
@@ -150,13 +156,17 @@ class Found {
     return true;
   }
 
-  // The conversation, in the layout that was asked for or the only one that is there.
-  ChatRow chosen(const JsonLine& line) {
+  // In the layout that was asked for or the only one that is there.
+  std::vector<ChatRow> rows(const JsonLine& line) {
     const ChatLayout layout = layout_of(line);
-    return with_rest(taken(layout), layout);
+    if (layout != ChatLayout::kPreference) return {with_rest(taken(layout), layout)};
+    PreferencePair pair =
+        split_pair(line, std::move(prompt_), *std::move(chosen_), *std::move(rejected_));
+    return {answered(pair.prompt, std::move(pair.chosen)),
+            answered(pair.prompt, std::move(pair.rejected))};
   }
-  ChatRow with_rest(Messages messages, ChatLayout layout) {
-    return {std::move(messages), std::move(tools_), std::move(settings_), layout};
+  ChatRow with_rest(Messages messages, ChatLayout layout) const {
+    return {std::move(messages), tools_, settings_, layout};
   }
 
  private:
@@ -165,6 +175,7 @@ class Found {
     if (asked_ == ChatLayout::kAuto || name == "tools" || name == "chat_template_kwargs")
       return true;
     if (name == "input") return asked_ == ChatLayout::kAlpaca;
+    if (name == "prompt" && asked_ == ChatLayout::kPreference) return true;
     if (name == "system") return asked_ == ChatLayout::kAlpaca || asked_ == ChatLayout::kShareGpt;
     std::string quoted = "\"";
     quoted.append(name).append("\"");
@@ -186,6 +197,7 @@ class Found {
       case ChatLayout::kShareGpt: return conversations_.has_value();
       case ChatLayout::kPromptCompletion: return prompt_ && completion_;
       case ChatLayout::kAlpaca: return instruction_ && output_;
+      case ChatLayout::kPreference: return chosen_ && rejected_;
     }
     return false;
   }
@@ -232,6 +244,15 @@ class Found {
     }
   }
 
+  ChatRow answered(const Messages& prompt, Messages answer) const {
+    Messages all = prompt;
+    all.insert(all.end(), std::make_move_iterator(answer.begin()),
+               std::make_move_iterator(answer.end()));
+    ChatRow out = with_rest(std::move(all), ChatLayout::kPreference);
+    out.answer = prompt.size();
+    return out;
+  }
+
   Messages with_system(Messages messages) const {
     const bool own = !messages.empty() && messages[0].role == "system";
     if (own || !system_ || system_->empty()) return messages;
@@ -254,7 +275,7 @@ class Found {
   }
 
   const ChatLayout asked_;
-  std::optional<Messages> messages_, conversations_, prompt_, completion_;
+  std::optional<Messages> messages_, conversations_, prompt_, completion_, chosen_, rejected_;
   std::optional<std::string> system_, instruction_, input_, output_;
   std::string tools_, settings_;
 };
@@ -267,6 +288,10 @@ std::string_view keys_of(ChatLayout layout) {
 }
 
 ChatRow read_chat(std::string_view text, const ChatPlace& place) {
+  return read_chats(text, place)[0];
+}
+
+std::vector<ChatRow> read_chats(std::string_view text, const ChatPlace& place) {
   JsonLine line(text);
   Found found(place.layout);
   std::optional<Messages> messages;
@@ -281,9 +306,9 @@ ChatRow read_chat(std::string_view text, const ChatPlace& place) {
     }
   });
   line.end();
-  if (place.key.empty()) return found.chosen(line);
+  if (place.key.empty()) return found.rows(line);
   if (!messages) line.fail("has no \"" + place.key + "\"");
-  return found.with_rest(*std::move(messages), ChatLayout::kAuto);
+  return {found.with_rest(*std::move(messages), ChatLayout::kAuto)};
 }
 
 }  // namespace troupe

@@ -6,12 +6,18 @@
 //                                                                 of messages
 //   {"instruction": "Add.", "input": "1 2", "output": "3"}        Alpaca's; "input" may lack, and
 //                                                                 "system" be there
+//   {"prompt": "1 + 2 =", "chosen": " 3", "rejected": " 4"}       a preference pair (TRL's): texts
+//                                                                 without marks, or lists of messages
+// Of a pair chosen and rejected may hold the prompt. Lists of messages may begin with those of
+// "prompt"; beside a text in "prompt", or without one, the prompt is what both lists begin with. Of
+// two texts without "prompt" it is the text that both begin with, without a space at its end.
 // The keys say which one it is. An object with those of several is refused unless the layout is
 // named; null is as if it were not there. A content is a string, or a list of {"type": "text",
 // "text": ...}; beside "tool_calls" it may be null or absent.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,12 +27,14 @@
 
 namespace troupe {
 
-enum class ChatLayout { kAuto, kMessages, kShareGpt, kPromptCompletion, kAlpaca };
+enum class ChatLayout { kAuto, kMessages, kShareGpt, kPromptCompletion, kAlpaca, kPreference };
 constexpr auto names_of(ChatLayout) {
-  return std::array{Named{"auto", ChatLayout::kAuto}, Named{"messages", ChatLayout::kMessages},
+  return std::array{Named{"auto", ChatLayout::kAuto},
+                    Named{"messages", ChatLayout::kMessages},
                     Named{"sharegpt", ChatLayout::kShareGpt},
                     Named{"prompt-completion", ChatLayout::kPromptCompletion},
-                    Named{"alpaca", ChatLayout::kAlpaca}};
+                    Named{"alpaca", ChatLayout::kAlpaca},
+                    Named{"preference", ChatLayout::kPreference}};
 }
 
 struct ChatMessage {
@@ -44,6 +52,8 @@ struct ChatRow {
   std::string tools;                      // the value under "tools", as JSON; empty: none
   std::string settings;                   // that under "chat_template_kwargs", likewise
   ChatLayout layout = ChatLayout::kAuto;  // in which it was; kAuto: the list under a key
+  // Of a preference pair: the message with which the answer begins, behind those of the prompt.
+  std::optional<size_t> answer = {};
 };
 
 // Where a line has its conversation.
@@ -52,7 +62,9 @@ struct ChatPlace {
   ChatLayout layout = ChatLayout::kAuto;  // kAuto: by the line's keys
 };
 
-// Throws JsonFault.
+// The conversation of a line; of a preference pair two, the chosen one first. Throws JsonFault.
+std::vector<ChatRow> read_chats(std::string_view line, const ChatPlace& place = {});
+// The first of them.
 ChatRow read_chat(std::string_view line, const ChatPlace& place = {});
 
 // The keys that make a layout, for messages: "prompt" with "completion".

@@ -125,6 +125,64 @@ TEST(ChatLine, WhatATemplateMayAskForIsKept) {
   EXPECT_EQ(keyed.tools, "");
 }
 
+// "prompt|chosen|rejected" of a preference pair; each message as said() has it.
+std::string pair_of(std::string_view line) {
+  const std::vector<ChatRow> rows = read_chats(line);
+  const auto part = [](const ChatRow& row, size_t from, size_t to) {
+    std::string out;
+    for (size_t i = from; i < to; ++i) {
+      const ChatMessage& m = row.messages[i];
+      out += (i > from ? "+" : "") + m.role + (m.has_marks ? ": " : "= ") + m.content.value_or("-");
+    }
+    return out;
+  };
+  std::string out = part(rows.at(0), 0, rows.at(0).answer.value());
+  for (const ChatRow& row : rows) {
+    EXPECT_EQ(part(row, 0, row.answer.value()), out.substr(0, out.find('|')));
+    out += '|' + part(row, row.answer.value(), row.messages.size());
+  }
+  return out;
+}
+
+TEST(ChatLine, PairsHaveTheirPromptOnce) {
+  EXPECT_EQ(pair_of(R"({"prompt": "1 + 2 =", "chosen": " 3", "rejected": " 4"})"),
+            "user= 1 + 2 =|assistant=  3|assistant=  4");
+  constexpr const char* kLists = R"("chosen": [{"role": "user", "content": "Hi"},
+      {"role": "assistant", "content": "Ho"}], "rejected": [{"role": "user", "content": "Hi"},
+      {"role": "assistant", "content": "He"}])";
+  const std::string wanted = "user: Hi|assistant: Ho|assistant: He";
+  // Without a prompt, with its text (as ultrafeedback_binarized), and with its messages.
+  EXPECT_EQ(pair_of('{' + std::string(kLists) + '}'), wanted);
+  EXPECT_EQ(pair_of(R"({"prompt": "Hi", )" + std::string(kLists) + '}'), wanted);
+  EXPECT_EQ(
+      pair_of(R"({"prompt": [{"role": "user", "content": "Hi"}], )" + std::string(kLists) + '}'),
+      wanted);
+  EXPECT_EQ(pair_of(R"({"prompt": [{"role": "user", "content": "Hi"}],
+                        "chosen": [{"role": "assistant", "content": "Ho"}],
+                        "rejected": [{"role": "assistant", "content": "He"}]})"),
+            wanted);
+}
+
+TEST(ChatLine, ThePromptOfTwoTextsIsWhatBothBeginWith) {
+  EXPECT_EQ(pair_of(R"({"chosen": "Q: 1? A: yes", "rejected": "Q: 1? A: no"})"),
+            "user= Q: 1? A:|assistant=  yes|assistant=  no");
+  // Characters that begin with the same byte stay whole.
+  EXPECT_EQ(pair_of(R"({"chosen": "x\u00e4", "rejected": "x\u00f6"})"),
+            "user= x|assistant= \xc3\xa4|assistant= \xc3\xb6");
+  EXPECT_EQ(pair_of(R"({"chosen": "a", "rejected": "b"})"), "|assistant= a|assistant= b");
+}
+
+TEST(ChatLine, FaultsOfPairsAreNamed) {
+  EXPECT_PRED2(has, fault(R"({"chosen": "a", "rejected": "a"})"), "are the same");
+  EXPECT_PRED2(has, fault(R"({"prompt": "q", "chosen": "a", "rejected": ""})"),
+               "\"rejected\" has no answer behind the prompt");
+  EXPECT_PRED2(has, fault(R"({"chosen": "a", "rejected": []})"), "one is a text and one a list");
+  EXPECT_PRED2(has, fault(R"({"prompt": [], "chosen": "a", "rejected": "b"})"),
+               "\"prompt\" is a list of messages");
+  EXPECT_PRED2(has, fault(R"({"messages": [], "chosen": "a", "rejected": "b"})"),
+               "preference (\"chosen\" with \"rejected\")");
+}
+
 TEST(ChatLine, FaultsAreNamed) {
   EXPECT_PRED2(has, fault(R"({"text": "a"})"), "has no \"messages\", \"conversations\"");
   EXPECT_PRED2(has, fault(R"({"instruction": "a"})"), "\"instruction\" with \"output\"");
