@@ -154,8 +154,8 @@ StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
                  "context is", recipe_.parallel.context);
   }
   // A mean over pairs, as many in each microbatch: both means of train.loss_mean are this one.
-  const std::vector<double> of_pairs(feed.microbatches.size(),
-                                     2 / static_cast<double>(feed.samples));
+  const auto rows = static_cast<double>(feed.all_microbatches * recipe_.plan.micro_batch);
+  const std::vector<double> of_pairs(feed.microbatches.size(), 2 / rows);
   StepInput out{.microbatches = feed.microbatches,
                 .factors = prefers() ? of_pairs
                                      : loss_factors(recipe_.train.loss_mean, feed.weights,
