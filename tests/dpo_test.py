@@ -160,8 +160,22 @@ class Dpo(FolderTest):
         self.assertIn("1 of 5 preference pairs are longer than data.sequence, 32, and left out",
                       (self.folder / "long/log.txt").read_text())
 
+    def test_sets_of_pairs_are_merged_and_mixed(self):
+        self.build("other", PAIRS[:2])
+        self.troupe("data", "merge", "pairs", "other", "-o", "both")
+        told = json.loads((self.folder / "both.json").read_text())
+        self.assertEqual((told["pairs"], told["documents"]), (True, 12))
+        self.write_recipe("mixed", "run/step-000000", steps=20)
+        self.troupe("train", "mixed.yaml", "--quiet", "--set", "data.train=[{path: both, weight: 2}, {path: other}]")
+        records = self.records("mixed")
+        self.assertAlmostEqual(records[0]["loss"], 0.693147, places=5)
+        # Were chosen and rejected rows of different pairs compared, the model could not tell which is which.
+        self.assertEqual(records[-1]["rewards/accuracies"], 1)
+
     def test_what_does_not_go_together_is_refused(self):
         self.build("chats", [{"prompt": "a", "completion": "b" * 99}])
+        for sets in (("pairs", "chats"), ("chats", "pairs")):
+            self.assertIn("merge them apart", self.troupe("data", "merge", *sets, "-o", "both", code=3))
         self.write_recipe("none", "run/step-000000")
         for settings, said in ((["data.train=[{path: chats}]"], "holds no preference pairs, which train.loss: dpo learns from"),
                                (["data.train=[{kind: mock}]"], "holds no preference pairs"),

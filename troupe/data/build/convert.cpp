@@ -68,8 +68,8 @@ std::optional<BuildInfo> joined_info(const std::vector<std::string>& prefixes) {
     const std::optional<BuildInfo> info = read_build_info(token_prefix(prefix));
     if ((info && info->pairs) != pairs) {
       fail(Code::kBadTokenFile, token_prefix(prefix),
-           pairs ? "holds no preference pairs, as" : "holds preference pairs, and not",
-           token_prefix(prefixes[0]), "does: merge them apart");
+           pairs ? "holds no preference pairs, and" : "holds preference pairs, and",
+           token_prefix(prefixes[0]), pairs ? "does" : "does not", "; merge them apart");
     }
     if (!info) return std::nullopt;
     if (!out) {
