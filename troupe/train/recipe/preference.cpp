@@ -10,7 +10,7 @@ struct Refused {
   const char *path, *why;
 };
 
-std::vector<Refused> of_model(const Recipe& r) {
+std::vector<Refused> refused_model(const Recipe& r) {
   return {
       {!r.model.lora.on(), "model.lora",
        "is off: the reference of train.loss dpo is the model without its adapters; set "
@@ -24,7 +24,7 @@ std::vector<Refused> of_model(const Recipe& r) {
   };
 }
 
-std::vector<Refused> of_data(const Recipe& r) {
+std::vector<Refused> refused_data(const Recipe& r) {
   return {
       {!r.data.split.empty(), "data.split",
        "would cut preference pairs: set it to \"\" and name pairs in data.valid (data build "
@@ -40,7 +40,7 @@ std::vector<Refused> of_data(const Recipe& r) {
   };
 }
 
-std::vector<Refused> of_sizes(const Recipe& r) {
+std::vector<Refused> refused_sizes(const Recipe& r) {
   constexpr const char* kEven =
       "must be even with train.loss dpo: the two rows of a pair are computed together";
   const int64_t batch = batch_of(r);
@@ -54,7 +54,7 @@ std::vector<Refused> of_sizes(const Recipe& r) {
   };
 }
 
-std::vector<Refused> of_options(const Recipe& r) {
+std::vector<Refused> refused_options(const Recipe& r) {
   const PreferenceOptions& o = r.train.dpo;
   return {
       {!(o.beta > 0), "train.dpo.beta", "must be above 0"},
@@ -79,7 +79,8 @@ std::vector<std::pair<std::string, std::string>> preference_faults(const Recipe&
     }
     return out;
   }
-  for (const auto& refused : {of_model(r), of_data(r), of_sizes(r), of_options(r)}) {
+  for (const auto& refused :
+       {refused_model(r), refused_data(r), refused_sizes(r), refused_options(r)}) {
     for (const auto& [here, path, why] : refused) {
       if (here) out.emplace_back(path, why);
     }
