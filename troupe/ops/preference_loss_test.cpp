@@ -67,9 +67,9 @@ TEST(PreferenceLossOp, GradientsAgreeWithTheJacobian) {
   for (const PreferenceForm form :
        {PreferenceForm::kSigmoid, PreferenceForm::kIpo, PreferenceForm::kHinge}) {
     const double smoothing = form == PreferenceForm::kSigmoid ? 0.2 : 0;
-    const auto f = [&](const Tensors& in) -> Tensors {
+    const auto f = [&](const Tensors& in) {
       const PreferenceOptions options{.beta = 0.3, .label_smoothing = smoothing, .loss = form};
-      return {preference_loss({in[0], reference(), targets()}, options).loss};
+      return preference_loss({in[0], reference(), targets()}, options).loss;
     };
     testing::expect_gradients(f, {policy()});
   }
@@ -83,8 +83,8 @@ TEST(PreferenceLossOp, RowsAreSumsOfLogProbabilities) {
   const at::Tensor all = at::log_softmax(x.matmul(w.t()), 1).gather(1, labels.unsqueeze(1));
   const at::Tensor wanted = (all.squeeze(1) * weights).view({2, 3}).sum(1);
   EXPECT_LT((rows - wanted).abs().max().item<double>(), 1e-12);
-  const auto f = [&](const Tensors& in) -> Tensors {
-    return {row_log_probs({in[0], in[1], labels, weights}, 2, 2)};
+  const auto f = [&](const Tensors& in) {
+    return row_log_probs({in[0], in[1], labels, weights}, 2, 2);
   };
   testing::expect_gradients(f, {x, w});
 }

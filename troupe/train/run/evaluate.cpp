@@ -48,8 +48,8 @@ TokenBatch read_batch(const Dataset& set, int64_t first, int64_t count) {
 }  // namespace
 
 PairRewards SetScore::rewards() const {
-  const double pairs = weight > 0 ? weight : 1;
-  return {.chosen = chosen / pairs, .rejected = rejected / pairs, .accuracy = right / pairs};
+  const double all = weight > 0 ? weight : 1;
+  return {.chosen = chosen / all, .rejected = rejected / all, .accuracy = right / all};
 }
 
 double SetScore::perplexity() const {
