@@ -82,6 +82,10 @@ struct CorpusOptions {
     to.add_option("--key", build.key,
                   "JSON key, or column of a table, with the content; default: text; for chats, "
                   "by the layout");
+    add_value(
+        to, "--layout", build.layout,
+        "chat: messages, sharegpt, prompt-completion, alpaca, preference; auto: by the keys of "
+        "a line");
     to.add_option("--eod", eod,
                   "end-of-document id; default: the tokenizer's end of text; bytes: none");
     to.add_flag("--no-eod", no_eod, "no end-of-document id");
@@ -184,6 +188,10 @@ void build(CorpusOptions& options) {
   }
   if (options.build.format == CorpusFormat::kChat) {
     std::cout << with_commas(r.learned) << " tokens are learned\n";
+  }
+  if (r.info.pairs) {
+    std::cout << "documents are preference pairs, chosen and rejected: the recipe has train.loss: "
+                 "dpo\n";
   }
   if (r.not_utf8 > 0) {
     std::cout << with_commas(r.not_utf8) << " documents hold bytes that are not UTF-8\n";

@@ -35,20 +35,30 @@ void tell_set(const EvalOptions& options, int64_t step, const std::string& name,
   r.add("step", step);
   r.add("set", name);
   r.add("loss", score.loss());
-  r.add("ppl", score.perplexity());
+  if (score.pairs) {
+    r.add("rewards/accuracies", score.rewards().accuracy);
+    r.add("rewards/margins", score.rewards().margin());
+  } else {
+    r.add("ppl", score.perplexity());
+  }
   if (score.bytes > 0) r.add("bits_per_byte", score.bits_per_byte());
   r.add("targets", static_cast<int64_t>(score.weight));
   if (!causal) r.add("causal", "no");
   char line[160];
-  std::snprintf(line, sizeof(line), "  loss %.4f  ppl %.2f", score.loss(), score.perplexity());
+  if (score.pairs) {
+    std::snprintf(line, sizeof(line), "  loss %.4f  acc %.2f  margin %.3f", score.loss(),
+                  score.rewards().accuracy, score.rewards().margin());
+  } else {
+    std::snprintf(line, sizeof(line), "  loss %.4f  ppl %.2f", score.loss(), score.perplexity());
+  }
   std::string text = name + line;
   if (score.bytes > 0) {
     std::snprintf(line, sizeof(line), "  bits/byte %.4f", score.bits_per_byte());
     text += line;
   }
   tell(options, r,
-       text + "  (" + std::to_string(static_cast<int64_t>(score.weight)) + " targets)" +
-           (causal ? "" : "  not causal"));
+       text + "  (" + std::to_string(static_cast<int64_t>(score.weight)) +
+           (score.pairs ? " pairs)" : " targets)") + (causal ? "" : "  not causal"));
 }
 
 void tell_task(const EvalOptions& options, int64_t step, const std::string& name,

@@ -114,6 +114,7 @@ void add_train(CLI::App& group) {
       ->capture_default_str();
   add_value(*verb, "--format", options->texts.format, "auto, text, lines, jsonl or chat");
   verb->add_option("--key", options->texts.key, "of a line's object: text, of chats messages");
+  add_value(*verb, "--layout", options->texts.layout, "chat: as of troupe data build");
   add_value(*verb, "--most", options->texts.most,
             "of the corpus that is read, spread over all of it; 0B: all");
   verb->add_option("-w,--workers", options->workers, "threads; 0: one a core");

@@ -110,11 +110,79 @@ class ChatTemplates(unittest.TestCase):
         self.write_rows(*({"instruction": a["content"], "output": b["content"]} for a, b in chats))
         self.build()
         self.assertEqual((self.ids, self.weights), expected)
+        self.write_rows(*({"prompt": chat[:1], "completion": chat[1:]} for chat in chats))
+        self.build()
+        self.assertEqual((self.ids, self.weights), expected)
         counted = json.loads(self.run_troupe("data", "count", "x.jsonl", "--format", "chat", "-t", "model", "--json", "-q"))
         self.assertEqual((counted["tokens"], counted["learned"]), (len(self.ids), sum(self.weights)))
         self.write_rows({"prompt": "1 + 2 =", "completion": " 3"})
         self.build()  # without marks: no template around them
         self.assertEqual(self.theirs().decode(self.ids), "1 + 2 = 3")
+
+    def test_each_layout_has_the_ids_and_the_mask_of_transformers(self):
+        self.write_template(MARKED_CHATML)
+        chat = talk()
+        (system, ask, answer, more, last), names = chat, {"user": "human", "assistant": "gpt"}
+        turns = [{"from": names.get(m["role"], m["role"]), "value": m["content"]} for m in chat]
+        short = [{"role": "system", "content": system["content"]}, {"role": "user", "content": f"{ask['content']}\n\nin"}, answer]
+        rows = {"messages": [({"messages": chat}, chat)],
+                "sharegpt": [({"conversations": turns}, chat),
+                             ({"system": system["content"], "conversations": turns[1:]}, chat)],
+                "prompt-completion": [({"prompt": chat[:2], "completion": [answer]}, chat[:3])],
+                "alpaca": [({"instruction": ask["content"], "output": answer["content"]}, [ask, answer]),
+                           ({"instruction": ask["content"], "input": "in", "output": answer["content"],
+                             "system": system["content"]}, short)]}
+        for layout, cases in rows.items():
+            for row, messages in cases:
+                with self.subTest(layout, keys=list(row)):
+                    self.write_rows(row)
+                    said = self.build()
+                    self.assertRegex(said, rf"x\.jsonl:1: layout {layout}, by ")
+                    theirs = self.theirs().apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+                    self.assertEqual((self.ids, self.weights), (theirs["input_ids"], theirs["assistant_masks"]))
+                    found = self.ids, self.weights
+                    self.build("--layout", layout)
+                    self.assertEqual((self.ids, self.weights), found)
+                    other = "alpaca" if layout != "alpaca" else "messages"
+                    self.assertRegex(self.refusal("--layout", other), rf"x\.jsonl:1: E3106 .*the keys of layout {other}")
+        self.write_rows({"messages": chat}, {"messages": chat, "instruction": "a", "output": "b"})
+        self.assertRegex(self.refusal(), r"x\.jsonl:2: E3106 .*several layouts, messages \(.*alpaca \(.*--layout")
+        self.build("--layout", "messages")
+        self.assertEqual(self.ids, 2 * self.theirs().apply_chat_template(chat)["input_ids"])
+        self.assertIn("exclude each other", self.refusal("--layout", "messages", "--key", "messages"))
+
+    def test_a_pair_is_two_documents_whose_answers_are_learned(self):
+        answers = [{"role": "assistant", "content": ANSWER}], [{"role": "assistant", "content": "None."}]
+        earlier = [*talk(), {"role": "user", "content": "Again?"}]
+        for template, prompt in ((CHATML, talk()[:2]), (MARKED_CHATML, earlier), (LLAMA2, earlier)):
+            self.write_template(template)
+            tokenizer = self.theirs()
+            before = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+            both = [tokenizer.apply_chat_template(prompt + answer)["input_ids"] for answer in answers]
+            masks = [[0] * len(before) + [1] * (len(ids) - len(before)) for ids in both]
+            self.assertTrue(all(ids[:len(before)] == before for ids in both))
+            chosen, rejected = answers
+            for row in ({"prompt": prompt, "chosen": chosen, "rejected": rejected},
+                        {"chosen": prompt + chosen, "rejected": prompt + rejected},
+                        {"prompt": "as text", "chosen": prompt + chosen, "rejected": prompt + rejected, "score": 1}):
+                with self.subTest(keys=list(row)):
+                    self.write_rows(row)
+                    said = self.build()
+                    self.assertIn("x.jsonl:1: layout preference, by ", said)
+                    self.assertIn("documents are preference pairs", said)
+                    self.assertEqual((self.ids, self.weights), (both[0] + both[1], masks[0] + masks[1]))
+                    self.assertTrue(json.loads((self.here / "out.json").read_text())["pairs"])
+        self.write_rows({"messages": prompt, "prompt": prompt, "chosen": chosen, "rejected": rejected})
+        self.assertIn("--layout", self.refusal())
+        self.build("--layout", "preference")
+        self.assertEqual(self.ids, both[0] + both[1])
+        self.write_rows(row, {"messages": prompt}, {**row, "rejected": row["chosen"]})
+        self.assertRegex(self.refusal(), r"x\.jsonl:2: E3106 is no preference pair, and the first chat is one")
+        self.assertIn("2 skipped", self.build("--on-bad", "skip"))
+        self.write_rows({"messages": talk()}, row)
+        self.assertRegex(self.refusal(), r"x\.jsonl:2: E3106 is a preference pair, and the first chat is none")
+        self.write_rows({"prompt": "a", "chosen": "b", "rejected": [{"role": "assistant", "content": "c"}]})
+        self.assertRegex(self.refusal(), r"x\.jsonl:1: E3106 .*one is a text and one a list of messages")
 
     def test_halves_of_a_last_character_are_all_learned(self):
         self.write_template(MARKED_CHATML.replace("+ '<|im_end|>' }}{% endgen", "}}{% endgen"))

@@ -308,6 +308,9 @@ class Guides(unittest.TestCase):
     def test_run_fine_tune(self):
         self.page_runs("docs/guide/fine_tune.md")
 
+    def test_run_chats_and_preferences(self):
+        self.page_runs("docs/guide/chats_and_preferences.md")
+
     def test_run_when_it_fails(self):
         self.page_runs("docs/guide/when_it_fails.md")
 

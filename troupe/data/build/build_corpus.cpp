@@ -69,6 +69,7 @@ class Build {
         files_(corpus_files(config.input)),
         rules_{.format = config.format,
                .key = settled_key(config.key, config.format),
+               .layout = config.layout,
                .eod = config.append_eod ? tokenizer.eod : std::nullopt,
                .chat = config.chat,
                .held_out = config.valid},
@@ -106,6 +107,9 @@ class Build {
     result_.text_bytes = reader.total_bytes();
     noted_bytes_ = begin_bytes_ = reader.bytes_before(from);
     if (journal) log_.info("data build: resumes at " + files_[static_cast<size_t>(from.file)]);
+    const auto first = first_chat(files_, rules_, config_.longest.value);
+    if (first) log_.info("data build: " + first->text());
+    rules_.pairs = holds_pairs(first, config_.layout);
     encode_all(reader, writers);
     finish(writers);
     return std::move(result_);
@@ -243,7 +247,8 @@ class Build {
                         ? std::optional(config_.chat)
                         : std::nullopt,
             .model_template = config_.model_template,
-            .held_out = 0};
+            .held_out = 0,
+            .pairs = rules_.pairs.value_or(false)};
   }
 
   void publish(TokenWriter& writer, const std::string& prefix, const BuildInfo& info) {
@@ -367,7 +372,7 @@ class Build {
   const Log& log_;
   const BuildLimits limits_;
   const std::vector<std::string> files_;
-  const DocumentRules rules_;
+  DocumentRules rules_;
   const TokenOutput output_;
   TokenOutput valid_output_;
   const std::string hash_;
@@ -391,6 +396,18 @@ int64_t skip_bad(const std::vector<BadDocument>& bad, OnBad on_bad,
   return static_cast<int64_t>(bad.size());
 }
 
+void require_layout(const BuildConfig& config) {
+  if (config.layout == ChatLayout::kAuto) return;
+  const std::string layout = to_text(config.layout);
+  if (config.format != CorpusFormat::kChat) {
+    fail(Code::kBadValue, "layout", layout, "is of chats: set format: chat");
+  }
+  if (!config.key.empty()) {
+    fail(Code::kBadValue, "layout", layout, "and key", config.key,
+         "exclude each other: the list under a key has no other keys around it");
+  }
+}
+
 void validate(const BuildConfig& config, const BuildTokenizer& tokenizer) {
   if (config.input.empty()) fail(Code::kBadValue, "input", "names no file");
   if (config.output.empty()) fail(Code::kBadValue, "output", "is empty");
@@ -403,6 +420,7 @@ void validate(const BuildConfig& config, const BuildTokenizer& tokenizer) {
     fail(Code::kBadValue, "append_eod",
          "the tokenizer has no end-of-document id: set append_eod: false");
   }
+  require_layout(config);
   TROUPE_CHECK(tokenizer.vocab > 0 && tokenizer.encode, tokenizer.vocab);
   TROUPE_CHECK(!config.model_template || tokenizer.spell, "no spelling of ids");
   if (config.model_template && config.format != CorpusFormat::kChat) {

@@ -38,7 +38,8 @@ struct BuildConfig {
   std::string output;              // PREFIX
   CorpusFormat format = CorpusFormat::kAuto;
   std::string key = {};  // of JSONL and tables; empty: "text"; of chats, as the line says
-  double valid = 0;      // the part of all documents that goes to PREFIX-valid
+  ChatLayout layout = ChatLayout::kAuto;  // of chats
+  double valid = 0;                       // the part of all documents that goes to PREFIX-valid
   bool append_eod = true;
   OnBad on_bad = OnBad::kStop;
   Bytes longest = {int64_t{64} << 20};  // line, or file where a file is a document
@@ -51,6 +52,7 @@ struct BuildConfig {
     f("output", c.output);
     f("format", c.format);
     f("key", c.key);
+    f("layout", c.layout);
     f("valid", c.valid);
     f("append_eod", c.append_eod);
     f("on_bad", c.on_bad);
@@ -99,6 +101,7 @@ struct BuildLimits {
 struct BadDocument;
 int64_t skip_bad(const std::vector<BadDocument>& bad, OnBad on_bad, std::vector<std::string>& kept);
 
+void require_layout(const BuildConfig& config);  // E2005 where it means nothing
 void validate(const BuildConfig& config, const BuildTokenizer& tokenizer);
 BuildResult build_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer, Fs& fs,
                          const Log& log = {}, const BuildLimits& limits = {});

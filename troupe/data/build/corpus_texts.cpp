@@ -9,6 +9,7 @@ CorpusTexts corpus_texts(const TextsConfig& config) {
   const std::vector<std::string> files = corpus_files(config.input);
   const DocumentRules rules{.format = config.format,
                             .key = settled_key(config.key, config.format),
+                            .layout = config.layout,
                             .chat = {.open = "", .close = ""}};
   const CorpusReader::Limits usual;
   CorpusReader reader(files, {.format = rules.format, .key = rules.key});

@@ -13,8 +13,9 @@ namespace troupe {
 struct TextsConfig {
   std::vector<std::string> input;  // as corpus_files takes them
   CorpusFormat format = CorpusFormat::kAuto;
-  std::string key = {};  // as BuildConfig's
-  Bytes most = gib(2);   // of the corpus that is read; 0: all of it
+  std::string key = {};                   // as BuildConfig's
+  ChatLayout layout = ChatLayout::kAuto;  // likewise
+  Bytes most = gib(2);                    // of the corpus that is read; 0: all of it
 };
 
 struct CorpusTexts {

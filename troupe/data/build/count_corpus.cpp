@@ -12,10 +12,15 @@ CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokeni
                          const Log& log) {
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<std::string> files = corpus_files(config.input);
-  const DocumentRules rules{.format = config.format,
-                            .key = settled_key(config.key, config.format),
-                            .eod = config.append_eod ? tokenizer.eod : std::nullopt,
-                            .chat = config.chat};
+  DocumentRules rules{.format = config.format,
+                      .key = settled_key(config.key, config.format),
+                      .layout = config.layout,
+                      .eod = config.append_eod ? tokenizer.eod : std::nullopt,
+                      .chat = config.chat};
+  require_layout(config);
+  const auto first = first_chat(files, rules, config.longest.value);
+  if (first) log.info("data count: " + first->text());
+  rules.pairs = holds_pairs(first, config.layout);
   const bool chat = rules.format == CorpusFormat::kChat;
   CorpusReader reader(files,
                       {.format = rules.format, .key = rules.key, .longest = config.longest.value});

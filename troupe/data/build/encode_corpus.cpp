@@ -18,7 +18,19 @@ std::string settled_key(const std::string& key, CorpusFormat format) {
   return key.empty() && format != CorpusFormat::kChat ? "text" : key;
 }
 
+std::string FirstChat::text() const {
+  std::string out = place;
+  out.append(": layout ").append(to_text(layout)).append(", by ").append(keys_of(layout));
+  return out.append(" (--layout names another)");
+}
+
 namespace {
+
+// Where document `number` of a piece is, for messages.
+std::string place_of(const CorpusPiece& piece, int64_t number) {
+  if (piece.format == CorpusFormat::kText) return piece.path;
+  return piece.path + (piece.is_table ? ": row " : ":") + std::to_string(number);
+}
 
 // Calls f(text, number) for each document of a piece: its lines that are not empty, or the whole.
 void each_document(const CorpusPiece& piece,
@@ -36,11 +48,32 @@ void each_document(const CorpusPiece& piece,
   }
 }
 
-// What the template writes for each line of a piece. A line has none where add_document refuses it,
+// What the template writes for the chats of each line of a piece. A line has none where add_document refuses it,
 // or where it is a prompt and a completion without marks.
-using RenderedLines = std::map<int64_t, RenderedChat>;
+using RenderedLines = std::map<int64_t, std::vector<RenderedChat>>;
 
-RenderedLines render_lines(const CorpusPiece& piece, const std::string& key, int64_t longest,
+// How a text that a template wrote becomes ids.
+struct ChatTexts {
+  const Encode& encode;
+  const Spell& spell;
+};
+
+// The chats of a line that a template writes; none where it is texts without marks.
+std::vector<ChatRow> marked_chats(std::string_view text, const DocumentRules& rules) {
+  std::vector<ChatRow> rows = chats_of(text, rules);
+  for (const ChatRow& row : rows) {
+    const auto marked = std::ranges::count(row.messages, true, &ChatMessage::has_marks);
+    if (marked == 0 && !row.messages.empty()) return {};
+    if (marked < std::ssize(row.messages)) {
+      RenderedChat refused;
+      refused.fault = "of prompt and completion one is a text and one a list of messages";
+      throw refused;
+    }
+  }
+  return rows;
+}
+
+RenderedLines render_lines(const CorpusPiece& piece, const DocumentRules& rules, int64_t longest,
                            ChatRenderers& renderers) {
   RenderedLines out;
   std::vector<std::string> requests;
@@ -49,29 +82,28 @@ RenderedLines render_lines(const CorpusPiece& piece, const std::string& key, int
   each_document(piece, [&](std::string_view text, int64_t number) {
     if (std::ssize(text) > longest) return;
     try {
-      const ChatRow row = read_chat(text, key);
-      const auto marked = std::ranges::count(row.messages, true, &ChatMessage::has_marks);
-      if (marked == 0 && !row.messages.empty()) return;
-      if (marked < std::ssize(row.messages)) {
-        out[number].fault = "of prompt and completion one is a text and one a list of messages";
-        return;
+      for (const ChatRow& row : marked_chats(text, rules)) {
+        requests.push_back(chat_request(row, row.answer ? Wanted::kAnswer : Wanted::kMasked));
+        numbers.push_back(number);
       }
-      requests.push_back(chat_request(row, Wanted::kMasked));
-      numbers.push_back(number);
+    } catch (const RenderedChat& refused) {
+      out[number].push_back(refused);
     } catch (const JsonFault&) {  // add_document says it
+    } catch (const std::string&) {
     }
   });
   std::vector<RenderedChat> rendered = renderers.render(requests);
-  for (size_t i = 0; i < numbers.size(); ++i) out[numbers[i]] = std::move(rendered[i]);
+  for (size_t i = 0; i < numbers.size(); ++i) out[numbers[i]].push_back(std::move(rendered[i]));
   return out;
 }
 
-void add_rendered(std::string_view text, const RenderedChat& chat, const DocumentRules& rules,
-                  const Encode& encode, const Spell& spell, EncodedDocuments& out) {
-  if (!chat.fault.empty()) throw chat.fault;
-  const size_t begin = out.ids.size();
-  add_masked(chat, encode, spell, out);
-  end_document(text, rules, begin, out);
+void add_rendered(std::string_view text, const std::vector<RenderedChat>& chats,
+                  const DocumentRules& rules, const ChatTexts& how, EncodedDocuments& out) {
+  const auto add = [&](size_t i) {
+    if (!chats[i].fault.empty()) throw chats[i].fault;
+    add_masked(chats[i], how.encode, how.spell, out);
+  };
+  add_documents(text, rules, chats.size(), add, out);
 }
 
 }  // namespace
@@ -82,12 +114,12 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
   DocumentRules here = rules;
   here.format = piece.format;
   RenderedLines rendered;
-  if (chats) rendered = render_lines(piece, rules.key, longest, chats->renderers);
+  if (chats) {
+    rendered =
+        render_lines(piece, {.key = rules.key, .layout = rules.layout}, longest, chats->renderers);
+  }
   each_document(piece, [&](std::string_view text, int64_t number) {
-    const std::string place =
-        here.format == CorpusFormat::kText
-            ? piece.path
-            : piece.path + (piece.is_table ? ": row " : ":") + std::to_string(number);
+    const std::string place = place_of(piece, number);
     const auto too_long = [&](int64_t bytes) {
       out.bad.push_back({place, "has " + std::to_string(bytes) + " bytes, more than `longest`, " +
                                     std::to_string(longest)});
@@ -98,7 +130,7 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
     try {
       const auto chat = rendered.find(number);
       if (chat != rendered.end()) {
-        add_rendered(text, chat->second, here, encode, chats->spell, out.documents);
+        add_rendered(text, chat->second, here, {encode, chats->spell}, out.documents);
       } else {
         add_document(text, here, encode, out.documents);
       }
@@ -107,6 +139,29 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
     }
   });
   return out;
+}
+
+std::optional<FirstChat> first_chat(const std::vector<std::string>& files,
+                                    const DocumentRules& rules, int64_t longest) {
+  if (rules.format != CorpusFormat::kChat || !rules.key.empty()) return std::nullopt;
+  CorpusReader reader(files, {.format = rules.format, .key = rules.key, .longest = longest});
+  std::optional<FirstChat> out;
+  while (const auto piece = out ? std::nullopt : reader.next()) {
+    if (piece->long_line) continue;
+    each_document(*piece, [&](std::string_view text, int64_t number) {
+      if (out || std::ssize(text) > longest) return;
+      try {
+        const ChatLayout layout = read_chat(text, {.layout = rules.layout}).layout;
+        out = {.place = place_of(*piece, number), .layout = layout};
+      } catch (const JsonFault&) {  // who encodes it says what is wrong
+      }
+    });
+  }
+  return out;
+}
+
+bool holds_pairs(const std::optional<FirstChat>& first, ChatLayout asked) {
+  return (first ? first->layout : asked) == ChatLayout::kPreference;
 }
 
 void require_workers(int workers) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,19 @@ struct EncodedPiece {
 
 // `key`, or where it is empty the usual one, "text"; chats have none (chat_line.h).
 std::string settled_key(const std::string& key, CorpusFormat format);
+
+// Where the first conversation of a corpus that can be read is, and the layout that its keys make.
+struct FirstChat {
+  std::string place;
+  ChatLayout layout = ChatLayout::kAuto;
+  std::string text() const;  // a line of a log
+};
+// Nothing for what is no corpus of chats, where a key names their lists, and where none can be read.
+std::optional<FirstChat> first_chat(const std::vector<std::string>& files,
+                                    const DocumentRules& rules, int64_t longest);
+
+// Whether the chats of a corpus are preference pairs: all are what the first one is.
+bool holds_pairs(const std::optional<FirstChat>& first, ChatLayout asked);
 
 // How chats become text where a model's own template writes them.
 struct ChatWriter {

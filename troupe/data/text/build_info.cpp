@@ -24,6 +24,20 @@ std::optional<BuildInfo> read_build_info(const std::string& prefix, const Remote
   return info;
 }
 
+void require_pairs(const std::string& prefix, bool wanted, const RemoteAccess& remote) {
+  const std::optional<BuildInfo> info = read_build_info(prefix, remote);
+  const bool pairs = info && info->pairs;
+  if (pairs == wanted) return;
+  if (pairs) {
+    fail(Code::kBadValue, prefix,
+         "holds preference pairs, half of which are rejected answers: set train.loss: dpo, or take "
+         "other data");
+  }
+  fail(Code::kBadValue, prefix,
+       "holds no preference pairs, which train.loss: dpo learns from: make them with troupe data "
+       "build --format chat --layout preference");
+}
+
 void require_tokenizer(const std::string& prefix, const std::string& tokenizer,
                        const RemoteAccess& remote) {
   const std::optional<BuildInfo> info = read_build_info(prefix, remote);

@@ -23,6 +23,8 @@ struct BuildInfo {
   // The part of a corpus' documents that this set was taken from and PREFIX goes without; 0: it is
   // no such set; absent: not known.
   std::optional<double> held_out = {};
+  // Documents 2 p and 2 p + 1 are the chosen and the rejected one of preference pair p.
+  bool pairs = false;
   static void visit(auto& c, auto&& f) {
     f("tokenizer", c.tokenizer);
     f("vocab", c.vocab);
@@ -32,11 +34,15 @@ struct BuildInfo {
     f("chat", c.chat);
     f("model_template", c.model_template);
     f("held_out", c.held_out);
+    f("pairs", c.pairs);
   }
 };
 
 std::optional<BuildInfo> read_build_info(const std::string& prefix,
                                          const RemoteAccess& remote = {});
+
+// Throws E2005 where the data is of preference pairs and `wanted` is false, or the other way round.
+void require_pairs(const std::string& prefix, bool wanted, const RemoteAccess& remote = {});
 
 // Throws E3108 if the data says that another tokenizer than `tokenizer` made it. Where one of the
 // two is not known there is nothing to compare.

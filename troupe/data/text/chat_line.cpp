@@ -1,11 +1,13 @@
 #include "troupe/data/text/chat_line.h"
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 #include <optional>
 #include <utility>
 
 #include "troupe/data/text/json_line.h"
+#include "troupe/data/text/preference_pair.h"
 
 namespace troupe {
 namespace {
@@ -113,22 +115,32 @@ Messages half_of(JsonLine& line, std::string_view name) {
            .has_marks = false}};
 }
 
+constexpr std::array kLayouts{
+    std::pair{ChatLayout::kMessages, "\"messages\""},
+    std::pair{ChatLayout::kShareGpt, "\"conversations\""},
+    std::pair{ChatLayout::kPromptCompletion, "\"prompt\" with \"completion\""},
+    std::pair{ChatLayout::kAlpaca, "\"instruction\" with \"output\""},
+    std::pair{ChatLayout::kPreference, "\"chosen\" with \"rejected\""}};
+
 // What a line may hold; null is as if it were not there.
-struct Found {
-  std::optional<Messages> messages, conversations, prompt, completion;
-  std::optional<std::string> system, instruction, input, output;
-  std::string tools, settings;
+class Found {
+ public:
+  explicit Found(ChatLayout layout) : asked_(layout) {}
 
   void read(JsonLine& line, std::string_view name) {
-    if (line.kind() == Kind::kOther) return line.skip();
+    if (line.kind() == Kind::kOther || !wanted(name)) return line.skip();
     if (name == "messages") {
-      messages = messages_of(line, name);
+      messages_ = messages_of(line, name);
     } else if (name == "conversations") {
-      conversations = messages_of(line, name);
+      conversations_ = messages_of(line, name);
     } else if (name == "prompt") {
-      prompt = half_of(line, name);
+      prompt_ = half_of(line, name);
     } else if (name == "completion") {
-      completion = half_of(line, name);
+      completion_ = half_of(line, name);
+    } else if (name == "chosen") {
+      chosen_ = half_of(line, name);
+    } else if (name == "rejected") {
+      rejected_ = half_of(line, name);
     } else if (read_beside(line, name)) {
       return;
     } else if (std::optional<std::string>* const text = text_named(name)) {
@@ -140,59 +152,163 @@ struct Found {
 
   bool read_beside(JsonLine& line, std::string_view name) {
     if (name != "tools" && name != "chat_template_kwargs") return false;
-    (name == "tools" ? tools : settings) = raw_of(line);
+    (name == "tools" ? tools_ : settings_) = raw_of(line);
     return true;
   }
 
+  // In the layout that was asked for or the only one that is there.
+  std::vector<ChatRow> rows(const JsonLine& line) {
+    const ChatLayout layout = layout_of(line);
+    if (layout != ChatLayout::kPreference) return {with_rest(taken(layout), layout)};
+    PreferencePair pair =
+        split_pair(line, std::move(prompt_), *std::move(chosen_), *std::move(rejected_));
+    return {answered(pair.prompt, std::move(pair.chosen)),
+            answered(pair.prompt, std::move(pair.rejected))};
+  }
+  ChatRow with_rest(Messages messages, ChatLayout layout) const {
+    return {std::move(messages), tools_, settings_, layout};
+  }
+
+ private:
+  // With a layout the keys of the others are not read: they may hold anything.
+  bool wanted(std::string_view name) const {
+    if (asked_ == ChatLayout::kAuto || name == "tools" || name == "chat_template_kwargs")
+      return true;
+    if (name == "input") return asked_ == ChatLayout::kAlpaca;
+    if (name == "prompt" && asked_ == ChatLayout::kPreference) return true;
+    if (name == "system") return asked_ == ChatLayout::kAlpaca || asked_ == ChatLayout::kShareGpt;
+    std::string quoted = "\"";
+    quoted.append(name).append("\"");
+    return keys_of(asked_).find(quoted) != std::string_view::npos;
+  }
+
   std::optional<std::string>* text_named(std::string_view name) {
-    if (name == "system") return &system;
-    if (name == "instruction") return &instruction;
-    if (name == "input") return &input;
-    if (name == "output") return &output;
+    if (name == "system") return &system_;
+    if (name == "instruction") return &instruction_;
+    if (name == "input") return &input_;
+    if (name == "output") return &output_;
     return nullptr;
   }
 
-  std::optional<Messages> chosen() {
-    if (messages) return messages;
-    if (conversations) return conversations;
-    if (prompt && completion) {
-      prompt->insert(prompt->end(), std::make_move_iterator(completion->begin()),
-                     std::make_move_iterator(completion->end()));
-      return prompt;
+  bool has(ChatLayout layout) const {
+    switch (layout) {
+      case ChatLayout::kAuto: return false;
+      case ChatLayout::kMessages: return messages_.has_value();
+      case ChatLayout::kShareGpt: return conversations_.has_value();
+      case ChatLayout::kPromptCompletion: return prompt_ && completion_;
+      case ChatLayout::kAlpaca: return instruction_ && output_;
+      case ChatLayout::kPreference: return chosen_ && rejected_;
     }
-    if (!instruction || !output) return std::nullopt;
-    Messages out;
-    if (system && !system->empty()) out.push_back({.role = "system", .content = *system});
-    const bool alone = !input || input->empty();
-    out.push_back({.role = "user", .content = *instruction + (alone ? "" : "\n\n" + *input)});
-    out.push_back({.role = "assistant", .content = *output});
+    return false;
+  }
+
+  ChatLayout layout_of(const JsonLine& line) const {
+    std::vector<ChatLayout> there;
+    for (const auto& [layout, keys] : kLayouts) {
+      if (has(layout)) there.push_back(layout);
+    }
+    if (there.size() == 1) return there[0];
+    if (there.empty()) line.fail(asked_ == ChatLayout::kAuto ? none_text() : lacks_text());
+    line.fail("has the keys of several layouts, " + list_text(there, " and ") +
+              ": name the one that is meant (--layout)");
+  }
+
+  static std::string list_text(const std::vector<ChatLayout>& layouts, const char* last) {
+    std::string out;
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      if (i > 0) out += i + 1 == layouts.size() ? last : ", ";
+      out.append(to_text(layouts[i])).append(" (").append(keys_of(layouts[i])).append(")");
+    }
     return out;
   }
+  static std::string none_text() {
+    std::string out = "has no ";
+    for (size_t i = 0; i < kLayouts.size(); ++i) {
+      if (i > 0) out += i + 1 == kLayouts.size() ? ", or " : ", ";
+      out += kLayouts[i].second;
+    }
+    return out;
+  }
+  std::string lacks_text() const {
+    std::string out = "has no ";
+    out.append(keys_of(asked_)).append(", the keys of layout ").append(to_text(asked_));
+    return out;
+  }
+
+  Messages taken(ChatLayout layout) {
+    switch (layout) {
+      case ChatLayout::kShareGpt: return with_system(*std::move(conversations_));
+      case ChatLayout::kPromptCompletion: return joined();
+      case ChatLayout::kAlpaca: return instructed();
+      default: return *std::move(messages_);
+    }
+  }
+
+  ChatRow answered(const Messages& prompt, Messages answer) const {
+    Messages all = prompt;
+    all.insert(all.end(), std::make_move_iterator(answer.begin()),
+               std::make_move_iterator(answer.end()));
+    ChatRow out = with_rest(std::move(all), ChatLayout::kPreference);
+    out.answer = prompt.size();
+    return out;
+  }
+
+  Messages with_system(Messages messages) const {
+    const bool own = !messages.empty() && messages[0].role == "system";
+    if (own || !system_ || system_->empty()) return messages;
+    messages.insert(messages.begin(), ChatMessage{.role = "system", .content = *system_});
+    return messages;
+  }
+
+  Messages joined() {
+    Messages out = *std::move(prompt_);
+    out.insert(out.end(), std::make_move_iterator(completion_->begin()),
+               std::make_move_iterator(completion_->end()));
+    return out;
+  }
+
+  Messages instructed() const {
+    const bool alone = !input_ || input_->empty();
+    return with_system(
+        {{.role = "user", .content = *instruction_ + (alone ? "" : "\n\n" + *input_)},
+         {.role = "assistant", .content = *output_}});
+  }
+
+  const ChatLayout asked_;
+  std::optional<Messages> messages_, conversations_, prompt_, completion_, chosen_, rejected_;
+  std::optional<std::string> system_, instruction_, input_, output_;
+  std::string tools_, settings_;
 };
 
 }  // namespace
 
-ChatRow read_chat(std::string_view text, const std::string& key) {
+std::string_view keys_of(ChatLayout layout) {
+  const auto found = std::ranges::find(kLayouts, layout, [](const auto& l) { return l.first; });
+  return found == kLayouts.end() ? std::string_view() : found->second;
+}
+
+ChatRow read_chat(std::string_view text, const ChatPlace& place) {
+  return read_chats(text, place)[0];
+}
+
+std::vector<ChatRow> read_chats(std::string_view text, const ChatPlace& place) {
   JsonLine line(text);
-  Found found;
+  Found found(place.layout);
   std::optional<Messages> messages;
   if (line.kind() != Kind::kObject) line.fail("is not a JSON object");
   line.object([&](std::string_view name) {
-    if (key.empty()) {
+    if (place.key.empty()) {
       found.read(line, name);
-    } else if (name == key) {
-      messages = messages_of(line, key);
+    } else if (name == place.key) {
+      messages = messages_of(line, place.key);
     } else if (!found.read_beside(line, name)) {
       line.skip();
     }
   });
   line.end();
-  if (key.empty()) messages = found.chosen();
-  if (messages) return {*std::move(messages), std::move(found.tools), std::move(found.settings)};
-  if (!key.empty()) line.fail("has no \"" + key + "\"");
-  line.fail(
-      "has no \"messages\", \"conversations\", \"prompt\" with \"completion\", or \"instruction\" "
-      "with \"output\"");
+  if (place.key.empty()) return found.rows(line);
+  if (!messages) line.fail("has no \"" + place.key + "\"");
+  return {found.with_rest(*std::move(messages), ChatLayout::kAuto)};
 }
 
 }  // namespace troupe

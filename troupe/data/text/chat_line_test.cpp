@@ -13,7 +13,7 @@ using testing::has;
 // "user: Hi|assistant: Ho"; a message without marks in brackets.
 std::string said(std::string_view line, const std::string& key = {}) {
   std::string out;
-  for (const ChatMessage& m : read_chat(line, key).messages) {
+  for (const ChatMessage& m : read_chat(line, {.key = key}).messages) {
     const std::string text = m.role + ": " + m.content.value_or("-");
     out += (out.empty() ? "" : "|") + (m.has_marks ? text : '(' + text + ')');
   }
@@ -22,7 +22,7 @@ std::string said(std::string_view line, const std::string& key = {}) {
 
 std::string fault(std::string_view line, const std::string& key = {}) {
   try {
-    read_chat(line, key);
+    read_chat(line, {.key = key});
   } catch (const JsonFault& fault) {
     return fault.what;
   }
@@ -57,10 +57,44 @@ TEST(ChatLine, ContentsMayBeParts) {
                "is image and not text");
 }
 
-TEST(ChatLine, OfSeveralLayoutsTheListOfMessagesCounts) {
-  EXPECT_EQ(said(R"({"prompt": "Hi", "prompt_id": 3, "completion": "x", "conversations": null,
-                     "messages": [{"role": "user", "content": "Hi"}]})"),
-            "user: Hi");
+// As of ultrachat and of sets that keep a chat in two layouts.
+constexpr std::string_view kSeveral = R"({"prompt": "Hi", "prompt_id": 3, "completion": "x",
+    "conversations": null, "input": 7, "messages": [{"role": "user", "content": "Ha"}]})";
+
+std::string said_in(std::string_view line, ChatLayout layout) {
+  const ChatRow row = read_chat(line, {.layout = layout});
+  return to_text(row.layout) + ' ' + row.messages.at(0).content.value_or("-");
+}
+
+TEST(ChatLine, OfSeveralLayoutsOneIsNamed) {
+  EXPECT_EQ(fault(kSeveral),
+            "has the keys of several layouts, messages (\"messages\") and prompt-completion "
+            "(\"prompt\" with \"completion\"): name the one that is meant (--layout)");
+  EXPECT_EQ(said_in(kSeveral, ChatLayout::kMessages), "messages Ha");
+  EXPECT_EQ(said_in(kSeveral, ChatLayout::kPromptCompletion), "prompt-completion Hi");
+  EXPECT_EQ(said_in(R"({"prompt": "Hi", "messages": [{"role": "user", "content": "Ha"}]})",
+                    ChatLayout::kAuto),
+            "messages Ha");
+}
+
+TEST(ChatLine, ANamedLayoutReadsItsOwnKeysAlone) {
+  EXPECT_EQ(said_in(R"({"messages": "of another kind", "system": [1], "instruction": 3,
+                        "conversations": [{"from": "human", "value": "Hi"}]})",
+                    ChatLayout::kShareGpt),
+            "sharegpt Hi");
+  try {
+    read_chat(R"({"messages": []})", {.layout = ChatLayout::kAlpaca});
+    ADD_FAILURE() << "was read";
+  } catch (const JsonFault& fault) {
+    EXPECT_EQ(fault.what, "has no \"instruction\" with \"output\", the keys of layout alpaca");
+  }
+}
+
+TEST(ChatLine, SystemMayStandBesideConversations) {
+  EXPECT_EQ(said(R"({"system": "S", "conversations": [{"from": "human", "value": "Hi"}]})"),
+            "system: S|user: Hi");
+  EXPECT_EQ(said(R"({"system": "S", "conversations": [{"from": "system", "value": "own"}]})"),
+            "system: own");
 }
 
 TEST(ChatLine, AKeyNamesTheList) {
@@ -85,9 +119,68 @@ TEST(ChatLine, WhatATemplateMayAskForIsKept) {
   EXPECT_EQ(row.settings, R"({"a": 1})");
   EXPECT_EQ(row.messages.at(0).json,
             R"({"role": "user", "content": "Hi", "name": [1, {"b": "}"}]})");
-  const ChatRow keyed = read_chat(R"({"t": [{"from": "gpt", "value": "Hi"}], "tools": null})", "t");
+  const ChatRow keyed =
+      read_chat(R"({"t": [{"from": "gpt", "value": "Hi"}], "tools": null})", {.key = "t"});
   EXPECT_EQ(keyed.messages.at(0).json, "");
   EXPECT_EQ(keyed.tools, "");
+}
+
+// "prompt|chosen|rejected" of a preference pair; each message as said() has it.
+std::string pair_of(std::string_view line) {
+  const std::vector<ChatRow> rows = read_chats(line);
+  const auto part = [](const ChatRow& row, size_t from, size_t to) {
+    std::string out;
+    for (size_t i = from; i < to; ++i) {
+      const ChatMessage& m = row.messages[i];
+      out += (i > from ? "+" : "") + m.role + (m.has_marks ? ": " : "= ") + m.content.value_or("-");
+    }
+    return out;
+  };
+  std::string out = part(rows.at(0), 0, rows.at(0).answer.value());
+  for (const ChatRow& row : rows) {
+    EXPECT_EQ(part(row, 0, row.answer.value()), out.substr(0, out.find('|')));
+    out += '|' + part(row, row.answer.value(), row.messages.size());
+  }
+  return out;
+}
+
+TEST(ChatLine, PairsHaveTheirPromptOnce) {
+  EXPECT_EQ(pair_of(R"({"prompt": "1 + 2 =", "chosen": " 3", "rejected": " 4"})"),
+            "user= 1 + 2 =|assistant=  3|assistant=  4");
+  constexpr const char* kLists = R"("chosen": [{"role": "user", "content": "Hi"},
+      {"role": "assistant", "content": "Ho"}], "rejected": [{"role": "user", "content": "Hi"},
+      {"role": "assistant", "content": "He"}])";
+  const std::string wanted = "user: Hi|assistant: Ho|assistant: He";
+  // Without a prompt, with its text (as ultrafeedback_binarized), and with its messages.
+  EXPECT_EQ(pair_of('{' + std::string(kLists) + '}'), wanted);
+  EXPECT_EQ(pair_of(R"({"prompt": "Hi", )" + std::string(kLists) + '}'), wanted);
+  EXPECT_EQ(
+      pair_of(R"({"prompt": [{"role": "user", "content": "Hi"}], )" + std::string(kLists) + '}'),
+      wanted);
+  EXPECT_EQ(pair_of(R"({"prompt": [{"role": "user", "content": "Hi"}],
+                        "chosen": [{"role": "assistant", "content": "Ho"}],
+                        "rejected": [{"role": "assistant", "content": "He"}]})"),
+            wanted);
+}
+
+TEST(ChatLine, ThePromptOfTwoTextsIsWhatBothBeginWith) {
+  EXPECT_EQ(pair_of(R"({"chosen": "Q: 1? A: yes", "rejected": "Q: 1? A: no"})"),
+            "user= Q: 1? A:|assistant=  yes|assistant=  no");
+  // Characters that begin with the same byte stay whole.
+  EXPECT_EQ(pair_of(R"({"chosen": "x\u00e4", "rejected": "x\u00f6"})"),
+            "user= x|assistant= \xc3\xa4|assistant= \xc3\xb6");
+  EXPECT_EQ(pair_of(R"({"chosen": "a", "rejected": "b"})"), "|assistant= a|assistant= b");
+}
+
+TEST(ChatLine, FaultsOfPairsAreNamed) {
+  EXPECT_PRED2(has, fault(R"({"chosen": "a", "rejected": "a"})"), "are the same");
+  EXPECT_PRED2(has, fault(R"({"prompt": "q", "chosen": "a", "rejected": ""})"),
+               "\"rejected\" has no answer behind the prompt");
+  EXPECT_PRED2(has, fault(R"({"chosen": "a", "rejected": []})"), "one is a text and one a list");
+  EXPECT_PRED2(has, fault(R"({"prompt": [], "chosen": "a", "rejected": "b"})"),
+               "\"prompt\" is a list of messages");
+  EXPECT_PRED2(has, fault(R"({"messages": [], "chosen": "a", "rejected": "b"})"),
+               "preference (\"chosen\" with \"rejected\")");
 }
 
 TEST(ChatLine, FaultsAreNamed) {

@@ -22,6 +22,7 @@ std::string json_of(const ChatMessage& message) {
 const char* word_of(Wanted wanted) {
   switch (wanted) {
     case Wanted::kMasked: return "masked";
+    case Wanted::kAnswer: return "answer";
     case Wanted::kPrompt: return "prompt";
     case Wanted::kClose: return "close";
   }
@@ -48,7 +49,8 @@ std::string chat_request(const ChatRow& row, Wanted wanted) {
   for (const ChatMessage& message : row.messages) {
     out.append(std::exchange(separator, ",")).append(json_of(message));
   }
-  out.append("],\"tools\":").append(row.tools.empty() ? "null" : row.tools);
+  out.append("],\"asked\":").append(std::to_string(row.answer.value_or(0)));
+  out.append(",\"tools\":").append(row.tools.empty() ? "null" : row.tools);
   out.append(",\"settings\":").append(row.settings.empty() ? "null" : row.settings);
   out += '}';
   std::ranges::replace(out, '\n', ' ');  // between values: a string of JSON holds none

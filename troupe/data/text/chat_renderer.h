@@ -27,6 +27,7 @@ struct RenderedChat {
 
 enum class Wanted {
   kMasked,  // the chat, and what of it is learned
+  kAnswer,  // the chat, of which all behind the prompt of a preference pair is learned
   kPrompt,  // the chat up to where the assistant begins to speak
   kClose    // what the template writes behind an assistant's last words
 };

@@ -71,6 +71,7 @@ if not given["chosen"] and len(templates) > 1 and "default" not in templates:
 class Chat:
     def __init__(self, row):
         self.messages, self.tools, self.settings = row["messages"], row["tools"], row["settings"] or {}
+        self.asked = row["asked"]
         if isinstance(self.tools, str):
             self.tools = json.loads(self.tools)
         if isinstance(self.settings, str):
@@ -92,6 +93,15 @@ class Chat:
         if not marked[self.name]:
             spans = [self.turn(text, i) for i, m in enumerate(self.messages) if m["role"] == "assistant"]
         return {"text": clean(text), "learned": [len(clean(text[:at]).encode()) for span in spans for at in span]}
+
+    # All behind the prompt, of which the first `asked` messages are made.
+    def answered(self):
+        text, before = self.render(self.messages, False), self.render(self.messages[:self.asked], True)
+        begin = len(before) if text.startswith(before) else self.begin_without_thinking(text, before, self.asked)
+        if begin is None:
+            raise Fault("the template writes the prompt in another way when an answer follows: where the answer begins is "
+                        "not known")
+        return {"text": clean(text), "learned": [len(clean(text[:at]).encode()) for at in (begin, len(text))]}
 
     def prompt(self):
         return {"text": clean(self.render(self.messages, True))}
@@ -182,7 +192,7 @@ def clean(text):
 def answer(line):
     try:
         row = json.loads(line, strict=False)
-        return {"masked": Chat.masked, "prompt": Chat.prompt, "close": Chat.close}[row["want"]](Chat(row))
+        return {"masked": Chat.masked, "answer": Chat.answered, "prompt": Chat.prompt, "close": Chat.close}[row["want"]](Chat(row))
     except Fault as e:
         return {"fault": clean(str(e))}
     except jinja2.exceptions.TemplateError as e:

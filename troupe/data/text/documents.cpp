@@ -4,7 +4,6 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/file/hash.h"
-#include "troupe/data/text/chat_line.h"
 #include "troupe/data/text/json_line.h"
 
 namespace troupe {
@@ -17,8 +16,9 @@ std::string read_text(std::string_view text, const std::string& key) {
   return out;
 }
 
-void add_chat(const std::vector<ChatMessage>& messages, const ChatTemplate& form,
-              const Encode& encode, EncodedDocuments& out) {
+void add_chat(const ChatRow& row, const ChatTemplate& form, const Encode& encode,
+              EncodedDocuments& out) {
+  const std::vector<ChatMessage>& messages = row.messages;
   const auto add = [&](const std::string& text, bool learn) {
     encode(text, out.ids);
     out.weights.resize(out.ids.size(), learn);
@@ -29,12 +29,30 @@ void add_chat(const std::vector<ChatMessage>& messages, const ChatTemplate& form
         "a message calls tools and has no content: a model's own template can write it "
         "(--template)");
   }
-  for (const ChatMessage& message : messages) {
-    const bool learn = message.role == form.learn;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
+    const bool learn = message.role == form.learn && i >= row.answer.value_or(0);
     if (message.has_marks) add(opened(form, message.role), false);
     add(*message.content, learn);
     if (message.has_marks) add(form.close, learn);
   }
+}
+
+void add_chats(std::string_view text, const DocumentRules& rules, const Encode& encode,
+               EncodedDocuments& out) {
+  const std::vector<ChatRow> rows = chats_of(text, rules);
+  const auto add = [&](size_t i) { add_chat(rows[i], rules.chat, encode, out); };
+  add_documents(text, rules, rows.size(), add, out);
+}
+
+// A target is an id behind another.
+void require_learned(const EncodedDocuments& out, size_t begin, bool chosen) {
+  const auto from =
+      out.weights.begin() + static_cast<std::ptrdiff_t>(std::min(begin + 1, out.weights.size()));
+  if (std::find(from, out.weights.end(), uint8_t{1}) != out.weights.end()) return;
+  throw std::string(chosen ? "\"chosen\"" : "\"rejected\"") +
+      " has nothing that is learned behind the prompt: no message of the assistant (data build "
+      "--learn), or no token";
 }
 
 void add_text(std::string_view text, const DocumentRules& rules, const Encode& encode,
@@ -44,9 +62,7 @@ void add_text(std::string_view text, const DocumentRules& rules, const Encode& e
     case CorpusFormat::kText:
     case CorpusFormat::kLines: return encode(text, out.ids);
     case CorpusFormat::kJsonl: return encode(read_text(text, rules.key), out.ids);
-    case CorpusFormat::kChat: {
-      return add_chat(read_chat(text, rules.key).messages, rules.chat, encode, out);
-    }
+    case CorpusFormat::kChat: break;
   }
   TROUPE_CHECK(false, "the format is not settled");
 }
@@ -68,11 +84,40 @@ void add_document(std::string_view text, const DocumentRules& rules, const Encod
                   EncodedDocuments& out) {
   const size_t begin = out.ids.size();
   try {
+    if (rules.format == CorpusFormat::kChat) return add_chats(text, rules, encode, out);
     add_text(text, rules, encode, out);
   } catch (const JsonFault& fault) {
     throw "at byte " + std::to_string(fault.offset) + ": " + fault.what;
   }
   end_document(text, rules, begin, out);
+}
+
+std::vector<ChatRow> chats_of(std::string_view text, const DocumentRules& rules) {
+  std::vector<ChatRow> out = read_chats(text, {.key = rules.key, .layout = rules.layout});
+  const bool pair = out.size() > 1;
+  if (rules.pairs.value_or(pair) == pair) return out;
+  throw std::string(pair ? "is a preference pair, and the first chat is none: build pairs apart"
+                         : "is no preference pair, and the first chat is one: build pairs apart");
+}
+
+void add_documents(std::string_view text, const DocumentRules& rules, size_t count,
+                   const std::function<void(size_t i)>& add, EncodedDocuments& out) {
+  const size_t ids = out.ids.size(), weights = out.weights.size(), ends = out.ends.size(),
+               held_out = out.held_out.size();
+  try {
+    for (size_t i = 0; i < count; ++i) {
+      const size_t begin = out.ids.size();
+      add(i);
+      end_document(text, rules, begin, out);
+      if (count > 1 && rules.pairs) require_learned(out, begin, i == 0);
+    }
+  } catch (...) {
+    out.ids.resize(ids);
+    out.weights.resize(weights);
+    out.ends.resize(ends);
+    out.held_out.resize(held_out);
+    throw;
+  }
 }
 
 void end_document(std::string_view text, const DocumentRules& rules, size_t begin,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "troupe/core/text/text.h"
+#include "troupe/data/text/chat_line.h"
 
 namespace troupe {
 
@@ -50,7 +52,11 @@ std::string opened(const ChatTemplate& form,
 struct DocumentRules {
   CorpusFormat format = CorpusFormat::kJsonl;  // kAuto: each piece says its own
   std::string key = "text";                    // of chats may be empty: the line's layout says
-  std::optional<int32_t> eod = {};             // appended to documents that are not empty
+  ChatLayout layout = ChatLayout::kAuto;       // of chats
+  // Whether each chat is a preference pair, two documents, of which only answers are learned; absent:
+  // any may be.
+  std::optional<bool> pairs = {};
+  std::optional<int32_t> eod = {};  // appended to documents that are not empty
   ChatTemplate chat = {};
   double held_out = 0;  // the part of all documents that is for validation
 };
@@ -67,10 +73,18 @@ struct EncodedDocuments {
   std::vector<bool> held_out;    // each document, where DocumentRules::held_out is not 0
 };
 
-// Appends the document of one line (or file). Throws std::string with what is wrong with it; then
+// Appends the document of one line (or file), or both of a preference pair. Throws std::string with what is wrong with it; then
 // `out` is as it was.
 void add_document(std::string_view text, const DocumentRules& rules, const Encode& encode,
                   EncodedDocuments& out);
+
+// The chats of a line: one, or a pair's two. Throws JsonFault, and std::string for a pair among
+// chats or a chat among pairs.
+std::vector<ChatRow> chats_of(std::string_view text, const DocumentRules& rules);
+
+// Appends `count` documents of a line, each by add(i), or throws what that did, with `out` as it was.
+void add_documents(std::string_view text, const DocumentRules& rules, size_t count,
+                   const std::function<void(size_t i)>& add, EncodedDocuments& out);
 
 // The end of a document of which the ids from `begin` on have been appended: add_document's own.
 void end_document(std::string_view text, const DocumentRules& rules, size_t begin,

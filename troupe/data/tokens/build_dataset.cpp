@@ -83,6 +83,27 @@ class MegatronOrder : public SourceOrder {
   MegatronBlend blend_;
 };
 
+// Pairs of samples: an order of pairs says where both are from.
+class PairOrder : public SourceOrder {
+ public:
+  explicit PairOrder(std::unique_ptr<SourceOrder> pairs) : pairs_(std::move(pairs)) {}
+  int64_t size() const override {
+    const int64_t pairs = pairs_->size();
+    return pairs == kEndless ? kEndless : 2 * pairs;
+  }
+  std::pair<int, int64_t> at(int64_t n) const override {
+    const auto [source, index] = pairs_->at(n / 2);
+    return {source, 2 * index + n % 2};
+  }
+  int64_t count(int source, int64_t n) const override {
+    const bool half = n % 2 != 0 && pairs_->at(n / 2).first == source;
+    return 2 * pairs_->count(source, n / 2) + half;
+  }
+
+ private:
+  std::unique_ptr<SourceOrder> pairs_;
+};
+
 // Opens and cuts sources by the recipe; one object a build().
 class Builder {
  public:
@@ -94,6 +115,7 @@ class Builder {
                       .tokenizer = needs.tokenizer,
                       .encoder = needs.encoder,
                       .eod = needs.eod,
+                      .pairs = needs.pairs,
                       .log = needs.log,
                       .remote = {.cache = config.cache,
                                  .timeout = config.read_timeout,
@@ -140,6 +162,11 @@ class Builder {
  private:
   // The part of a source that `split` gives to training (0), validation (1) or test (2).
   TokenSourcePtr open_part(const SourceConfig& config, size_t part) const {
+    if (needs_.pairs && !std::holds_alternative<MegatronFiles>(config)) {
+      fail(Code::kBadValue, shown(config),
+           "holds no preference pairs, which train.loss: dpo learns from: name a PREFIX of troupe "
+           "data build");
+    }
     TokenSourcePtr source = open(config, source_needs_);
     scan_tokens(*source, needs_.vocab, kScannedBlocks);
     return cut(std::move(source), part);
@@ -160,12 +187,14 @@ class Builder {
             .documents = config_.documents,
             .eod_mask_loss = config_.eod_mask_loss,
             .fim = config_.fim,
-            .seed = seed_};
+            .seed = seed_,
+            .pairs = needs_.pairs};
   }
 
   std::unique_ptr<Dataset> in_order(const SourceConfig& config, size_t part) const {
     MixedSource source{.name = shown(config), .tokens = open_part(config, part)};
-    source.sampler = ordered_chunks(*source.tokens, config_.sequence);
+    source.sampler = needs_.pairs ? pairs_of(source, std::nullopt)
+                                  : ordered_chunks(*source.tokens, config_.sequence);
     auto order = std::make_unique<OneSource>(source.sampler->samples_per_epoch());
     std::vector<MixedSource> sources;
     sources.push_back(std::move(source));
@@ -174,12 +203,28 @@ class Builder {
     return std::make_unique<Dataset>(std::move(sources), std::move(order), plain);
   }
 
+  std::unique_ptr<Sampler> pairs_of(const MixedSource& source,
+                                    const std::optional<OrderKey>& key) const {
+    PreferencePairs found = preference_pairs(source.tokens, config_.sequence, key);
+    if (found.left_out > 0) {
+      needs_.log.warning("data: " + source.name + ": " + std::to_string(found.left_out) + " of " +
+                         std::to_string(found.left_out + found.pairs) +
+                         " preference pairs are longer than data.sequence, " +
+                         std::to_string(config_.sequence) + ", and left out");
+    }
+    return std::move(found.sampler);
+  }
+
   MixedSource shuffled(const SourceConfig& config, int number) const {
     MixedSource out{.name = shown(config),
                     .tokens = open_part(config, 0),
                     .sampler = nullptr,
                     .max_epochs = share_of(config).max_epochs};
     const OrderKey key{.seed = seed_, .source = number};
+    if (needs_.pairs) {
+      out.sampler = pairs_of(out, key);
+      return out;
+    }
     out.sampler = config_.packing == PackingMode::kBestFit
                       ? packed_sequences(out.tokens, config_.sequence, key)
                       : shuffled_chunks(*out.tokens, config_.sequence, key);
@@ -207,9 +252,12 @@ class Builder {
       say_shares(config.train, weights);
       const Rng rng(seed_, stream_of("data.mix." + std::to_string(stages.size())));
       stages.push_back({first_sample, std::move(numbers), Mix(weights, rng)});
-      if (config.until) first_sample = config.until->value / config_.sequence;
+      const int64_t together = needs_.pairs ? 2 : 1;  // samples that the mix draws at once
+      if (config.until) first_sample = config.until->value / (config_.sequence * together);
     }
-    return finished(std::move(sources), std::make_unique<StagedMix>(std::move(stages)));
+    std::unique_ptr<SourceOrder> order = std::make_unique<StagedMix>(std::move(stages));
+    if (needs_.pairs) order = std::make_unique<PairOrder>(std::move(order));
+    return finished(std::move(sources), std::move(order));
   }
 
   // Weights that do not sum to 1 are still shares: one line says which.

@@ -74,6 +74,7 @@ struct SampleRules {
   bool eod_mask_loss = false;
   std::optional<FimConfig> fim = {};
   uint64_t seed = 0;
+  bool pairs = false;  // samples 2 n and 2 n + 1 are a preference pair, chosen and rejected
 };
 
 class Dataset {
@@ -81,7 +82,8 @@ class Dataset {
   Dataset(std::vector<MixedSource> sources, std::unique_ptr<SourceOrder> order, SampleRules rules);
 
   int64_t size() const { return order_->size(); }  // samples; kEndless where epochs follow epochs
-  int64_t samples_per_epoch() const;               // of all sources together
+  bool pairs() const { return rules_.pairs; }
+  int64_t samples_per_epoch() const;  // of all sources together
   // Samples first ... first + count - 1. Throws E3102 for an id that the vocabulary does not have,
   // E3104 for a file that changed, E3105 where a source is used up; AskedToStop.
   TokenBatch batch(int64_t first, int64_t count) const;
@@ -108,6 +110,7 @@ struct DataNeeds {
   std::string tokenizer = {};          // fingerprint; empty: not known
   const Tokenizer* encoder = nullptr;  // SourceNeeds::encoder
   std::optional<int32_t> eod = {};
+  bool pairs = false;                   // sources are preference pairs, and samples too
   uint64_t seed = 0;                    // train.seed
   int64_t batch = 1;                    // samples of a global batch: an epoch has at least one
   std::optional<int64_t> samples = {};  // of the whole run, where it is known; Megatron's order is

@@ -135,6 +135,44 @@ class PackedSequences : public Sampler {
   std::vector<int64_t> first_sample_;  // of each window, and the number of all
 };
 
+// The pairs of which both sequences have 1 .. `most` tokens.
+std::vector<int64_t> fitting_pairs(const TokenSource& source, int64_t most) {
+  constexpr int64_t kBlock = 1 << 15;  // sequences; even
+  std::vector<int64_t> out;
+  for (int64_t first = 0; first < source.num_sequences(); first += kBlock) {
+    const std::vector<int32_t> lengths =
+        lengths_of(source, first, std::min(kBlock, source.num_sequences() - first));
+    for (size_t i = 0; i + 1 < lengths.size(); i += 2) {
+      const auto [least, longest] = std::minmax(lengths[i], lengths[i + 1]);
+      if (least > 0 && longest <= most) out.push_back((first + static_cast<int64_t>(i)) / 2);
+    }
+  }
+  return out;
+}
+
+class PairSamples : public Sampler {
+ public:
+  PairSamples(TokenSourcePtr source, std::vector<int64_t> pairs, std::optional<OrderKey> key)
+      : source_(std::move(source)), pairs_(std::move(pairs)), key_(key) {}
+
+  int64_t samples_per_epoch() const override { return 2 * num_pairs(); }
+  std::vector<TokenPiece> pieces(int64_t sample) const override {
+    const int64_t n = sample / 2, place = n % num_pairs();
+    const int64_t at =
+        key_ ? Permutation(num_pairs(), rng_of(*key_, n / num_pairs()))(place) : place;
+    const int64_t sequence = 2 * pairs_[static_cast<size_t>(at)] + sample % 2;
+    const int64_t first = source_->start(sequence);
+    return {{first, source_->start(sequence + 1) - first}};
+  }
+
+ private:
+  int64_t num_pairs() const { return std::ssize(pairs_); }
+
+  TokenSourcePtr source_;
+  std::vector<int64_t> pairs_;
+  std::optional<OrderKey> key_;
+};
+
 class MegatronSamples : public Sampler {
  public:
   MegatronSamples(TokenSourcePtr source, const MegatronNeeds& needs)
@@ -171,6 +209,24 @@ std::unique_ptr<Sampler> ordered_chunks(const TokenSource& source, int64_t seque
 std::unique_ptr<Sampler> packed_sequences(TokenSourcePtr source, int64_t sequence, OrderKey key) {
   require_sample(*source, 2);
   return std::make_unique<PackedSequences>(std::move(source), sequence, key);
+}
+
+PreferencePairs preference_pairs(TokenSourcePtr source, int64_t sequence,
+                                 const std::optional<OrderKey>& key) {
+  const int64_t sequences = source->num_sequences();
+  if (sequences % 2 != 0) {
+    fail(Code::kBadTokenFile, source->place(), "has", sequences,
+         "sequences; preference pairs are two each");
+  }
+  std::vector<int64_t> pairs = fitting_pairs(*source, sequence + 1);
+  if (pairs.empty()) {
+    fail(Code::kTooFewTokens, source->place(), "has no preference pair whose rows have at most",
+         sequence + 1, "tokens (data.sequence and one more), of", sequences / 2);
+  }
+  const int64_t kept = std::ssize(pairs);
+  return {.sampler = std::make_unique<PairSamples>(std::move(source), std::move(pairs), key),
+          .pairs = kept,
+          .left_out = sequences / 2 - kept};
 }
 
 std::unique_ptr<Sampler> megatron_samples(TokenSourcePtr source, const MegatronNeeds& needs) {

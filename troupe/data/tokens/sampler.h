@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "troupe/core/number/rng.h"
@@ -47,6 +48,18 @@ std::unique_ptr<Sampler> ordered_chunks(const TokenSource& source, int64_t seque
 // once. Sequences are packed in windows of 1024 neighbors: opening reads all lengths once and
 // keeps 8 bytes a window. The samples of an epoch come in the order of a Permutation.
 std::unique_ptr<Sampler> packed_sequences(TokenSourcePtr source, int64_t sequence, OrderKey key);
+
+// Preference pairs: sequences 2 p and 2 p + 1 are the chosen and the rejected one of pair p, and
+// samples 2 n and 2 n + 1 those of one pair, a sequence each. Pairs come in the order of a
+// Permutation of each epoch, without a key in the source's. A pair of which one has more than
+// `sequence` + 1 tokens is left out; opening reads all lengths once and keeps 8 bytes a pair. Throws
+// E3101 for an odd number of sequences, E3103 where no pair is left.
+struct PreferencePairs {
+  std::unique_ptr<Sampler> sampler;
+  int64_t pairs = 0, left_out = 0;
+};
+PreferencePairs preference_pairs(TokenSourcePtr source, int64_t sequence,
+                                 const std::optional<OrderKey>& key);
 
 // Megatron's order; it has `index.num_samples()` samples, all of its epochs together.
 std::unique_ptr<Sampler> megatron_samples(TokenSourcePtr source, const MegatronNeeds& needs);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "troupe/core/check.h"
@@ -33,6 +34,46 @@ std::vector<int> label_counts(const TokenSource& source, const Sampler& sampler,
     }
   }
   return out;
+}
+
+TEST(PreferencePairs, AreTogetherAndOnceAnEpoch) {
+  const auto source = source_of({3, 4, 9, 2, 8, 8, 1, 5, 2, 2});
+  const PreferencePairs found = preference_pairs(source, 7, OrderKey{.seed = 5});
+  EXPECT_EQ(found.pairs, 4);
+  EXPECT_EQ(found.left_out, 1);  // the second one: 9 tokens are more than 8
+  EXPECT_EQ(found.sampler->samples_per_epoch(), 8);
+  std::set<int64_t> orders;
+  for (int64_t epoch = 0; epoch < 8; ++epoch) {
+    std::multiset<int64_t> first;
+    for (int64_t n = 8 * epoch; n < 8 * epoch + 8; n += 2) {
+      const std::vector<TokenPiece> chosen = found.sampler->pieces(n);
+      const std::vector<TokenPiece> rejected = found.sampler->pieces(n + 1);
+      ASSERT_EQ(chosen.size(), 1U);
+      ASSERT_EQ(rejected.size(), 1U);
+      EXPECT_EQ(rejected[0].first, chosen[0].first + chosen[0].count);
+      first.insert(chosen[0].first);
+    }
+    EXPECT_EQ(first, (std::multiset<int64_t>{0, 18, 34, 40}));
+    orders.insert(found.sampler->pieces(8 * epoch)[0].first);
+  }
+  EXPECT_GT(orders.size(), 1U);
+}
+
+TEST(PreferencePairs, WithoutAKeyComeInTheSourcesOrder) {
+  const auto source = source_of({3, 4, 9, 2, 8, 8});
+  const PreferencePairs found = preference_pairs(source, 7, std::nullopt);
+  for (const int64_t epoch : {0, 1}) {
+    EXPECT_EQ(found.sampler->pieces(4 * epoch)[0], (TokenPiece{0, 3}));
+    EXPECT_EQ(found.sampler->pieces(4 * epoch + 3)[0], (TokenPiece{26, 8}));
+  }
+}
+
+TEST(PreferencePairs, RefusesHalvesAndWhatFitsNowhere) {
+  const auto of = [](const std::vector<int64_t>& lengths) {
+    return [source = source_of(lengths)] { preference_pairs(source, 7, std::nullopt); };
+  };
+  refusal_code(Code::kBadTokenFile, of({3, 4, 5}));
+  refusal_code(Code::kTooFewTokens, of({3, 9, 0, 4}));
 }
 
 TEST(ShuffledChunks, AnEpochHasEachTokenAsALabelOnce) {

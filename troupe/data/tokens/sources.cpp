@@ -147,6 +147,7 @@ void require_text(const DataFile& file) {
 TokenSourcePtr MegatronFiles::open(const SourceNeeds& needs) const {
   auto source = std::make_shared<TokenFile>(path, needs.log, needs.remote);
   require_tokenizer(token_prefix(path), needs.tokenizer, needs.remote);
+  require_pairs(token_prefix(path), needs.pairs, needs.remote);
   return source;
 }
 

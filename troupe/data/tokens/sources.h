@@ -25,6 +25,7 @@ struct SourceNeeds {
   const Tokenizer* encoder =
       nullptr;  // the recipe's, read while a text is opened; null: its bytes are ids
   std::optional<int32_t> eod = {};  // the id that ends a document
+  bool pairs = false;               // preference pairs are wanted, and else refused
   Log log = {};
   RemoteAccess remote = {};
 };

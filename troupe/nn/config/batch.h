@@ -9,12 +9,14 @@
 
 #include "troupe/nn/moe/moe_losses.h"
 #include "troupe/nn/moe/moe_stats.h"
+#include "troupe/ops/preference_options.h"
 
 namespace troupe {
 
 class ContextSlice;  // nn/attention/context_slice.h
 class KvCache;       // nn/attention/kv_cache.h
 struct SoftTargets;  // ops/soft_targets.h
+struct Preference;   // below
 
 constexpr int64_t kIgnoredLabel = -100;  // a target that does not count
 
@@ -41,7 +43,15 @@ struct Batch {                 // one microbatch on the model's device; S may di
   std::shared_ptr<const ContextSlice> slice = nullptr;
   // A teacher's words of these tokens, for the head's loss; null: there is none.
   std::shared_ptr<const SoftTargets> soft = nullptr;
+  // Rows 2 p and 2 p + 1 are a preference pair, for the head's loss; null: they are none.
+  std::shared_ptr<const Preference> preference = nullptr;
   KvCache* cache = nullptr;  // generation: keys and values of earlier calls
+};
+
+// Of a microbatch of preference pairs (ops/preference_loss.h).
+struct Preference {
+  PreferenceOptions options = {};
+  at::Tensor reference_B = {};  // ref; undefined: this is the reference, and lp is asked for
 };
 
 // The number of tokens of a microbatch on all ranks that share it.
@@ -52,6 +62,8 @@ struct UnitResult {
                           // after the head
   at::Tensor loss_sum;    // head alone: sum over own targets of weight * nll, with graph
   at::Tensor weight_sum;  // head alone: sum of the weights, no graph
+  // Head alone, with Batch::preference: lp of each row, no graph, and rewards_3 beside a reference.
+  at::Tensor log_probs_B, rewards_3;
   // Head alone, with Batch::soft: the parts of loss_sum, ce and kl of ops/soft_targets.h, no graph.
   at::Tensor ce_sum, kl_sum;
   at::Tensor mtp_sum;  // MTP: to be added to loss_sum, its factor included; undefined: none

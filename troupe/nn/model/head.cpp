@@ -11,6 +11,7 @@
 #include "troupe/nn/attention/ahead.h"
 #include "troupe/nn/model/head_rows.h"
 #include "troupe/ops/cross_entropy.h"
+#include "troupe/ops/preference_loss.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
@@ -119,6 +120,24 @@ void Head::add_taught(const at::Tensor& x_TD, const Batch& batch, const TableRow
   result.kl_sum = all.kl;
 }
 
+void Head::add_preference(const at::Tensor& x_TD, const Batch& batch, const TableRows& table,
+                          UnitResult& result) const {
+  TROUPE_CHECK(parts_.sharding.alone() && batch.slice == nullptr && batch.weights_BS.defined(),
+               "preference pairs are whole rows with weights, on one rank");
+  const int64_t rows = batch.ids_BS.size(0);
+  const at::Tensor weights_BS = batch.weights_BS.to(wide_type(x_TD));
+  const at::Tensor labels = batch.labels_BS.reshape({-1}), weights = weights_BS.reshape({-1});
+  const at::Tensor lp_B = row_log_probs({x_TD, table.weight_VD, labels, weights}, rows,
+                                        head_rows(vocab_, !x_TD.is_cpu()));
+  result.log_probs_B = lp_B.detach();
+  const Preference& pairs = *batch.preference;
+  if (!pairs.reference_B.defined()) return;
+  const PreferenceLoss all =
+      preference_loss({lp_B, pairs.reference_B, weights_BS.sum(1)}, pairs.options);
+  result.loss_sum = all.loss;
+  result.rewards_3 = all.rewards_3;
+}
+
 std::vector<AheadTokens> Head::ahead(const Batch& batch) const {
   std::vector<AheadTokens> out = batch.ahead.empty() ? ahead_of(batch, depth_) : batch.ahead;
   TROUPE_CHECK(std::ssize(out) == depth_, "the batch has tokens ahead for", out.size(),
@@ -135,7 +154,10 @@ UnitResult Head::forward(const at::Tensor& h, const Batch& batch, const Context&
   const at::Tensor x = depth_ == 0 ? norm_->forward(h) : h.narrow(0, 0, tokens),
                    counted = batch.labels_BS != kIgnoredLabel;
   const TableRows rows = table_of(table);
-  if (batch.soft && context.training) {
+  if (batch.preference) {
+    TROUPE_CHECK(depth_ == 0, "preference pairs and", depth_, "MTP modules");
+    add_preference(x, batch, rows, result);
+  } else if (batch.soft && context.training) {
     add_taught(x, batch, rows, result);
   } else {
     result.loss_sum = loss(x, {{}, batch.labels_BS, batch.weights_BS}, rows);

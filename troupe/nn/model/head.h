@@ -12,6 +12,9 @@
 //   target is beyond the row or the document do not count. The sum over d, times weight / depth,
 //   is mtp_sum; its routers' losses are divided by the depth (A7).
 //
+// Of preference pairs (Batch::preference) loss_sum is that of ops/preference_loss.h, without a z-loss
+// and modules; of the reference, which has none beside it, the log-probabilities are all.
+//
 // With a teacher (Batch::soft) loss_sum is that of ops/soft_targets.h; mtp_sum stays as it is.
 //
 // The head computes all losses, and the first unit behind the blocks the final norm. What a unit
@@ -80,6 +83,9 @@ class Head {
   // Beside a teacher, on a rank that has the whole table and all tokens: the sums of the loss.
   void add_taught(const at::Tensor& x_TD, const Batch& batch, const TableRows& table,
                   UnitResult& result) const;
+  // Of preference pairs, on such a rank: the sums of the loss, or the reference's part of it.
+  void add_preference(const at::Tensor& x_TD, const Batch& batch, const TableRows& table,
+                      UnitResult& result) const;
   // `targets` are of the whole batch; their ids are not read.
   at::Tensor loss(const at::Tensor& x_tD, const AheadTokens& targets, const TableRows& table) const;
   std::vector<AheadTokens> ahead(const Batch& batch) const;  // of each module

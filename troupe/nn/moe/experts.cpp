@@ -175,7 +175,7 @@ ExpertsOutput Experts::forward(const ExpertRows& given) const {
                              .b1 = w1_lora_b->value,
                              .a2 = w2_lora_a->value,
                              .b2 = w2_lora_b->value,
-                             .scale = config_.lora.scale()};
+                             .scale = WithoutAdapters::scale(config_.lora.scale())};
     return {lora_experts_ffn(rows, w, lora, options, config_.recompute)};
   }
   switch (config_.impl) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/nn/parts/linear_product.h"
@@ -21,6 +22,25 @@ LoraConfig ModelLora::of(LoraTarget target) const {
   return adapted ? factors : LoraConfig{};
 }
 
+namespace {
+
+bool& adapters_are_off() {
+  thread_local bool off = false;
+  return off;
+}
+
+}  // namespace
+
+WithoutAdapters::WithoutAdapters() : before_(std::exchange(adapters_are_off(), true)) {}
+
+WithoutAdapters::~WithoutAdapters() {
+  adapters_are_off() = before_;
+}
+
+double WithoutAdapters::scale(double own) {
+  return adapters_are_off() ? 0 : own;
+}
+
 Init lora_a_init() {
   return {.kind = Init::kKaimingUniform};
 }
@@ -35,11 +55,11 @@ LoraFactors::LoraFactors(const LoraConfig& config, int64_t out, int64_t in)
       scale(config.scale()) {}
 
 at::Tensor LoraFactors::delta(const at::Tensor& x) const {
-  return linear_product(linear_product(x, a.value) * scale, b.value);
+  return linear_product(linear_product(x, a.value) * WithoutAdapters::scale(scale), b.value);
 }
 
 at::Tensor LoraFactors::delta_in(at::ScalarType type, const at::Tensor& x) const {
-  const at::Tensor low = at::linear(x.to(type), a.value.to(type)) * scale;
+  const at::Tensor low = at::linear(x.to(type), a.value.to(type)) * WithoutAdapters::scale(scale);
   return at::linear(low, b.value.to(type));
 }
 

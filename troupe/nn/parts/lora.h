@@ -69,6 +69,21 @@ struct LoraFactors {
   double scale;
 };
 
+// While it lives, adapters on this thread count with s = 0: y = W x, the reference of a preference
+// loss, in the bits of a model whose B are zero. No backward runs meanwhile.
+class WithoutAdapters {
+ public:
+  WithoutAdapters();
+  ~WithoutAdapters();
+  WithoutAdapters(const WithoutAdapters&) = delete;
+  WithoutAdapters& operator=(const WithoutAdapters&) = delete;
+
+  static double scale(double own);  // 0 while one lives on this thread, else `own`
+
+ private:
+  bool before_;
+};
+
 // Initial values of A and of B.
 Init lora_a_init();
 Init lora_b_init();

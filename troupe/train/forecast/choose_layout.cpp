@@ -180,6 +180,7 @@ LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
           .sequence = r.data.sequence,
           .latent = m.mla.has_value(),
           .teacher = r.train.teacher.has_value(),
+          .pairs = r.train.loss == LossKind::kDpo,
           .attention_dropout = m.attn_dropout,
           .layers = m.layers,
           .mtp = m.mtp.depth,

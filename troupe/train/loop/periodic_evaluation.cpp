@@ -41,13 +41,21 @@ double Evaluation::evaluate(const std::string& name, const Dataset& set) {
   r.add("event", std::string_view("eval"));
   r.add("set", name);
   r.add("val/loss", loss);
-  r.add("val/ppl", score.perplexity());
+  if (score.pairs) {
+    r.add("val/rewards/accuracies", score.rewards().accuracy);
+    r.add("val/rewards/margins", score.rewards().margin());
+  } else {
+    r.add("val/ppl", score.perplexity());
+  }
   if (score.bytes > 0) r.add("val/bits_per_byte", score.bits_per_byte());
   const double seconds = RunContext::since(begin);
   r.add("seconds", seconds);
   run_.log().info(
       "eval step " + std::to_string(run_.state.done.steps) + "  " + name + "  loss " +
-      fixed(loss, 4) + "  ppl " + fixed(r.scalar("val/ppl"), 2) +
+      fixed(loss, 4) +
+      (score.pairs ? "  acc " + fixed(score.rewards().accuracy, 2) + "  margin " +
+                         fixed(score.rewards().margin(), 3)
+                   : "  ppl " + fixed(r.scalar("val/ppl"), 2)) +
       (score.bytes > 0 ? "  bits/byte " + fixed(r.scalar("val/bits_per_byte"), 4) : "") + "  " +
       fixed(seconds, 1) + " s");
   logger_.scalar("val/" + name + "/loss", loss);

@@ -209,11 +209,18 @@ LogRecord RunLogger::record_of(const StepReport& report, const Feed& feed, doubl
   r.add("time", unix_seconds());
   r.add("loss", report.loss);
   const bool taught = run_.recipe.train.teacher.has_value();
-  r.add("ppl", std::exp(std::min(20.0, taught ? report.ce : report.loss)));
+  const bool prefers = run_.recipe.train.loss == LossKind::kDpo;
+  if (!prefers) r.add("ppl", std::exp(std::min(20.0, taught ? report.ce : report.loss)));
   r.add("loss_ema", run_.state.loss_ema);
   if (taught) {
     r.add("ce", report.ce);
     r.add("kl", report.kl);
+  }
+  if (prefers) {  // TRL's names
+    r.add("rewards/chosen", report.rewards.chosen);
+    r.add("rewards/rejected", report.rewards.rejected);
+    r.add("rewards/accuracies", report.rewards.accuracy);
+    r.add("rewards/margins", report.rewards.margin());
   }
   if (run_.recipe.model.mtp.depth > 0) r.add("mtp_loss", report.mtp_loss);
   if (forces_routing(run_.recipe.model)) r.add("forced", int64_t{1});

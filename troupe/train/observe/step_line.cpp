@@ -31,6 +31,10 @@ std::string own_line(const LogRecord& r, const Position& now, const Position& ru
   out += text("  loss %.3f  lr %.2e  gnorm %.2f", r.scalar("loss", std::nan("")), r.scalar("lr"),
               r.scalar("grad_norm", std::nan("")));
   if (has(r, "kl")) out += text("  ce %.3f", r.scalar("ce")) + text("  kl %.3f", r.scalar("kl"));
+  if (has(r, "rewards/margins")) {
+    out += text("  acc %.2f", r.scalar("rewards/accuracies")) +
+           text("  margin %.3f", r.scalar("rewards/margins"));
+  }
   if (has(r, "moe/aux")) out += text("  aux %.3f", r.scalar("moe/aux"));
   if (has(r, "moe/z")) out += text("  z %.3f", r.scalar("moe/z"));
   if (has(r, "mtp_loss")) out += text("  mtp %.3f", r.scalar("mtp_loss"));
@@ -68,6 +72,10 @@ std::vector<LivePart> live_parts(const LogRecord& r, const Position& now, const 
       {text("lr %.2e", r.scalar("lr")), 8},
       {text("gnorm %.2f", r.scalar("grad_norm", std::nan(""))), 7},
       {"tok/s " + short_number(r.scalar("tokens_s")), 5}};
+  if (has(r, "rewards/margins")) {
+    out.push_back({text("acc %.2f", r.scalar("rewards/accuracies")), 2});
+    out.push_back({text("margin %.3f", r.scalar("rewards/margins")), 3});
+  }
   if (has(r, "mfu")) out.push_back({text("mfu %.1f%%", 100 * r.scalar("mfu")), 6});
   if (has(r, "moe/load")) out.push_back({text("load %.2f", r.scalar("moe/load")), 3});
   if (r.scalar("moe/dead") > 0) out.push_back({text("dead %.0f", r.scalar("moe/dead")), 2});

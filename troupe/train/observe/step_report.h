@@ -15,9 +15,11 @@ namespace troupe {
 
 // Tensors on the device, not waited for.
 struct StepOutput {
-  at::Tensor loss;                        // f64 scalar: this rank's part of the step's loss
-  at::Tensor mtp;                         // undefined without MTP modules
-  at::Tensor ce, kl;                      // parts of `loss`; undefined without a teacher
+  at::Tensor loss;    // f64 scalar: this rank's part of the step's loss
+  at::Tensor mtp;     // undefined without MTP modules
+  at::Tensor ce, kl;  // parts of `loss`; undefined without a teacher
+  // Of preference pairs: rewards_3 of ops/preference_loss.h, of which `loss` is a mean too.
+  at::Tensor rewards_3;
   std::map<std::string, at::Tensor> aux;  // sum over layers and microbatches, without coefficient
   std::map<std::string, int64_t> aux_terms;      // number of summands
   std::map<int64_t, std::vector<MoeStats>> moe;  // by unit, over all microbatches
@@ -38,10 +40,18 @@ struct ExpertsMoved {
   double before = 1, after = 1;  // max/mean rows per rank over the counted steps
 };
 
+// Means over preference pairs (ops/preference_loss.h).
+struct PairRewards {
+  double chosen = 0, rejected = 0;  // rewards
+  double accuracy = 0;              // the part whose chosen answer has the larger one
+  double margin() const { return chosen - rejected; }
+};
+
 struct StepReport {
   double loss = 0;        // as train.loss_mean defines it, over unmasked targets
   double mtp_loss = 0;    // the same for MTP modules, with their weight
   double ce = 0, kl = 0;  // with train.teacher: parts of `loss` (ops/soft_targets.h)
+  PairRewards rewards;    // with train.loss: dpo
   double grad_norm = 0;   // before clipping
   double lr = 0, weight_decay = 0;
   bool finite = true;

@@ -44,6 +44,9 @@ std::vector<Excluded> of_run(const Recipe& r) {
        "is cpu, which has no graphs; set it to cuda"},
       {r.train.teacher.has_value(), "train.teacher",
        "computes another model within the step, which no graph holds; set it to null"},
+      {r.train.loss == LossKind::kDpo, "train.loss",
+       "dpo computes the reference before each step, which no graph holds; set it to "
+       "cross_entropy"},
       {!r.run.replay.empty(), "run.replay", "gives each step choices from a file; leave it out"},
       {r.data.documents != Documents::kNone, "data.documents",
        "gives attention other lengths in each step, from the host; set it to none"},

@@ -390,6 +390,20 @@ std::vector<std::string> teacher_faults(const ParallelConfig& c, const LayoutNee
   return out;
 }
 
+// The head sums the log-probabilities of whole rows, and the reference's come from a pass before.
+std::vector<std::string> pair_faults(const ParallelConfig& c, const LayoutNeeds& needs) {
+  std::vector<std::string> out;
+  for (const auto& [key, ranks] : {std::pair{"tensor", c.tensor}, std::pair{"context", c.context},
+                                   std::pair{"pipeline", c.pipeline}}) {
+    if (!needs.pairs || ranks <= 1) continue;
+    out.push_back(key_fault(key, std::to_string(ranks) +
+                                     " ranks would share a microbatch of preference pairs, which "
+                                     "train.loss dpo does not do yet: use 1, with data and expert "
+                                     "ranks in its place"));
+  }
+  return out;
+}
+
 // Faults of `config`, resolved as `c`: its stages, and how the axes divide the ranks.
 std::vector<std::string> group_faults(const ParallelConfig& config, const ParallelConfig& c,
                                       const LayoutNeeds& needs) {
@@ -449,8 +463,9 @@ std::vector<std::string> slice_faults(const ParallelConfig& c, const LayoutNeeds
 std::vector<std::string> layout_faults(const ParallelConfig& config, const LayoutNeeds& needs) {
   const ParallelConfig c = resolved(config, needs);
   std::vector<std::string> out = group_faults(config, c, needs);
-  for (const auto& faults : {tensor_faults(c, needs), context_faults(c, needs),
-                             slice_faults(c, needs), overlap_faults(c), teacher_faults(c, needs)}) {
+  for (const auto& faults :
+       {tensor_faults(c, needs), context_faults(c, needs), slice_faults(c, needs),
+        overlap_faults(c), teacher_faults(c, needs), pair_faults(c, needs)}) {
     out.insert(out.end(), faults.begin(), faults.end());
   }
   const int64_t sharers = c.tensor * c.context * c.pipeline, wanted = c.data * sharers;

@@ -161,6 +161,7 @@ void check_train(const Recipe& r, Problems& problems) {
   check_fp8(r, problems);
   check_fp64(r, problems);
   check_teacher(r, problems);
+  for (const auto& [path, why] : preference_faults(r)) problems.add(path, why);
   problems.add_all("train.cuda_graph", graph_faults(r));
   if (problems.empty()) problems.add_all("train.offload_layers", offload_faults(r));
   if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));
@@ -346,10 +347,11 @@ std::set<int> offloaded_units(const Recipe& r) {
 }
 
 std::vector<int64_t> micro_batches(const Recipe& r, int64_t most_tokens) {
-  const int64_t batch = batch_of(r);
+  const int64_t batch = batch_of(r), unit = std::min(batch, rows_together(r));
   std::vector<int64_t> out;
-  for (int64_t n = std::clamp<int64_t>(most_tokens / r.data.sequence, 1, batch); n > 0; --n) {
-    if (batch % n == 0 && divides_ramp(r.train.batch_ramp, n)) out.push_back(n);
+  for (int64_t n = std::clamp<int64_t>(most_tokens / r.data.sequence, unit, batch); n > 0; --n) {
+    const bool whole = batch % n == 0 && n % unit == 0;
+    if (whole && divides_ramp(r.train.batch_ramp, n)) out.push_back(n);
   }
   return out;
 }

@@ -28,18 +28,11 @@
 #include "troupe/train/optim/optimizer.h"
 #include "troupe/train/recipe/fp8.h"
 #include "troupe/train/recipe/parallel.h"
+#include "troupe/train/recipe/precision.h"
+#include "troupe/train/recipe/preference.h"
 #include "troupe/train/recipe/teacher.h"
 
 namespace troupe {
-
-// auto: bf16 on a GPU, fp32 on the CPU, whose bf16 products are far slower. fp64: on the CPU alone,
-// with masters, moments and sums in fp64 too.
-enum class Precision { kAuto, kFp32, kBf16, kFp16, kFp64 };
-constexpr auto names_of(Precision) {
-  return std::array{Named{"auto", Precision::kAuto}, Named{"fp32", Precision::kFp32},
-                    Named{"bf16", Precision::kBf16}, Named{"fp16", Precision::kFp16},
-                    Named{"fp64", Precision::kFp64}};
-}
 
 struct TrainConfig {
   Count global_batch_tokens = {};           // or global_batch
@@ -50,6 +43,8 @@ struct TrainConfig {
   Precision precision = Precision::kAuto;
   std::optional<Fp8Config> fp8 = {};          // absent: off
   std::optional<TeacherConfig> teacher = {};  // absent: none
+  LossKind loss = LossKind::kCrossEntropy;
+  PreferenceOptions dpo;  // of loss dpo
   OptimizerConfig optimizer;
   LrConfig schedule = CosineLr{};
   LossMean loss_mean = LossMean::kTokens;
@@ -78,6 +73,7 @@ struct TrainConfig {
       "only and slow, to tell rounding from a fault; moments and sums are fp64 then.");
     f("fp8", c.fp8, "Expert products with 8-bit operands (e4m3); null: off.");
     f("teacher", c.teacher, "A model whose probabilities are learned beside targets; null: none.");
+    visit_loss(c, f);
     f("optimizer", c.optimizer, "Optimizer.");
     f("schedule", c.schedule, "Learning rate schedule.");
     f("loss_mean", c.loss_mean,
@@ -232,8 +228,8 @@ struct RunPlan {
 };
 RunPlan plan_of(const Recipe& recipe);
 
-// Values that train.micro_batch may have: each divides every batch, ramp included, and is 1 or has
-// at most kMicroTokens tokens. The largest first.
+// Values that train.micro_batch may have: each divides every batch, ramp included, is a multiple of
+// rows_together(), and is that or has at most kMicroTokens tokens. The largest first.
 inline constexpr int64_t kMicroTokens = 8192;
 std::vector<int64_t> micro_batches(const Recipe& recipe, int64_t most_tokens = kMicroTokens);
 

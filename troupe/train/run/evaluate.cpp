@@ -47,6 +47,11 @@ TokenBatch read_batch(const Dataset& set, int64_t first, int64_t count) {
 
 }  // namespace
 
+PairRewards SetScore::rewards() const {
+  const double all = weight > 0 ? weight : 1;
+  return {.chosen = chosen / all, .rejected = rejected / all, .accuracy = right / all};
+}
+
 double SetScore::perplexity() const {
   return std::exp(std::min(20.0, loss()));
 }
@@ -64,15 +69,27 @@ SetScore score_set(Learner& learner, const Dataset& set, const SetOptions& optio
     if (options.stop && options.stop()) break;
     const int64_t first = std::min(samples, turn + rows * parallel.data_index());
     const TokenBatch batch = read_batch(set, first, std::min(rows, samples - first));
-    const Learner::Sums part = learner.evaluate(batch);
+    const Learner::PairSums part =
+        set.pairs() ? learner.evaluate_pairs(batch) : Learner::PairSums{learner.evaluate(batch)};
     own.loss_sum += part.loss;
     own.weight += part.weight;
-    if (options.tokenizer != nullptr) own.bytes += label_bytes(*options.tokenizer, batch);
+    own.chosen += part.chosen;
+    own.rejected += part.rejected;
+    own.right += part.right;
+    if (!set.pairs() && options.tokenizer != nullptr)
+      own.bytes += label_bytes(*options.tokenizer, batch);
   }
   const double once = parallel.first_of_replica() ? 1 : 0;
   const std::vector<double> sums = parallel.all_reduce(
-      {once * own.loss_sum, once * own.weight, once * static_cast<double>(own.bytes)});
-  return {.loss_sum = sums[0], .weight = sums[1], .bytes = static_cast<int64_t>(sums[2])};
+      {once * own.loss_sum, once * own.weight, once * static_cast<double>(own.bytes),
+       once * own.chosen, once * own.rejected, once * own.right});
+  return {.loss_sum = sums[0],
+          .weight = sums[1],
+          .pairs = set.pairs(),
+          .chosen = sums[3],
+          .rejected = sums[4],
+          .right = sums[5],
+          .bytes = static_cast<int64_t>(sums[2])};
 }
 
 std::vector<double> choice_likelihoods(Learner& learner, const Tokenizer& tokenizer,

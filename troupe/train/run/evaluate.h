@@ -13,10 +13,13 @@
 namespace troupe {
 
 struct SetScore {
-  double loss_sum = 0, weight = 0;  // over all unmasked targets
-  int64_t bytes = 0;                // of their text; 0: no tokenizer
+  double loss_sum = 0, weight = 0;  // over all unmasked targets, or preference pairs
+  bool pairs = false;
+  double chosen = 0, rejected = 0, right = 0;  // sums over pairs (ops/preference_loss.h)
+  int64_t bytes = 0;                           // of their text; 0: no tokenizer
 
   double loss() const { return weight > 0 ? loss_sum / weight : 0; }  // mean per target
+  PairRewards rewards() const;                                        // means over pairs
   double perplexity() const;                                          // exp of it, at most e^20
   double bits_per_byte() const;                                       // 0: bytes unknown
 };

@@ -13,6 +13,7 @@ namespace {
 OpenedData open_all(const ResolvedRun& run, const DataLogs& logs, const StopQuestion& stop) {
   OpenedData out;
   DataNeeds needs{.vocab = run.model.vocab,
+                  .pairs = run.train.loss == LossKind::kDpo,
                   .seed = run.train.seed,
                   .batch = run.plan.batch,
                   .samples = run.plan.run.samples,
@@ -47,7 +48,8 @@ Error with_other_files(const ResolvedRun& run, const Error& first) {
   }
   const bool is_bytes = run.data.tokenizer == "bytes";
   const SourceNeeds needs{.vocab = run.model.vocab,
-                          .encoder = is_bytes ? nullptr : tokenizer.get()};
+                          .encoder = is_bytes ? nullptr : tokenizer.get(),
+                          .pairs = run.train.loss == LossKind::kDpo};
   const auto gather_all = [&](const std::vector<SourceConfig>& sources) {
     for (const SourceConfig& source : sources) {
       if (!is_url(name_of(source))) gather([&] { open(source, needs); });

@@ -85,6 +85,7 @@ void collect(StepOutput& out, const Action& action, const UnitResult& result,
   if (result.mtp_sum.defined()) add_to(out.mtp, result.mtp_sum, input, factor);
   if (result.ce_sum.defined()) add_to(out.ce, result.ce_sum, input, factor);
   if (result.kl_sum.defined()) add_to(out.kl, result.kl_sum, input, factor);
+  if (result.rewards_3.defined()) add_to(out.rewards_3, result.rewards_3, input, factor);
   for (const MoeLoss& loss : result.losses) {
     add_to(out.aux[loss.name], loss.value / loss.coefficient, 1.);
     out.aux_terms[loss.name] += counts;
@@ -114,6 +115,9 @@ std::vector<double> step_numbers(const StepInput& input) {
 Batch head_batch(const StepInput& input, int64_t microbatch) {
   Batch out = input.microbatches[static_cast<size_t>(microbatch)];
   if (input.teacher) out.soft = input.teacher(out);
+  if (!input.preferences.empty()) {
+    out.preference = input.preferences.at(static_cast<size_t>(microbatch));
+  }
   return out;
 }
 

@@ -60,10 +60,13 @@ struct StepInput {
   at::Tensor numbers = {};
   // Of a microbatch, asked for before its loss (train/step/teacher.h); absent: no teacher.
   std::function<std::shared_ptr<const SoftTargets>(const Batch&)> teacher = {};
+  // Of each microbatch, on the rank that has the head: its preference pairs; empty: there are none.
+  std::vector<std::shared_ptr<const Preference>> preferences = {};
   Context context = {};  // training, seed, step; the executor fills in the rest
 };
 
-// A microbatch as the head is given it: with the words of the teacher, where there is one.
+// A microbatch as the head is given it: with the words of the teacher, where there is one, and as
+// preference pairs.
 Batch head_batch(const StepInput& input, int64_t microbatch);
 
 // What a step's losses and their gradients are multiplied by: for each microbatch the gradient of

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "troupe/nn/attention/context_slice.h"
+#include "troupe/nn/parts/lora.h"
 #include "troupe/ops/grad_norm.h"
 #include "troupe/ops/moe_ffn/fp8_history.h"
 #include "troupe/ops/support/cuda_plugin.h"
@@ -152,9 +153,13 @@ StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
     TROUPE_CHECK(cut == recipe_.parallel.context, "rows are cut over", cut, "ranks, and the run's",
                  "context is", recipe_.parallel.context);
   }
+  // A mean over pairs, as many in each microbatch: both means of train.loss_mean are this one.
+  const auto rows = static_cast<double>(feed.all_microbatches * recipe_.plan.micro_batch);
+  const std::vector<double> of_pairs(feed.microbatches.size(), 2 / rows);
   StepInput out{.microbatches = feed.microbatches,
-                .factors = loss_factors(recipe_.train.loss_mean, feed.weights, feed.weight_sum,
-                                        feed.all_microbatches),
+                .factors = prefers() ? of_pairs
+                                     : loss_factors(recipe_.train.loss_mean, feed.weights,
+                                                    feed.weight_sum, feed.all_microbatches),
                 .loss_scale = precision_ == Precision::kFp16 ? state.loss_scale.scale : 1,
                 .all_microbatches = feed.all_microbatches,
                 .first_token = feed.first_token,
@@ -192,6 +197,7 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
   report.weight_sum = feed.weight_sum;
   const auto& list = list_of(static_cast<int>(feed.microbatches.size()));
   StepInput input = input_of(feed, state);
+  if (prefers()) input.preferences = references(feed, PassKind::kReference);
   std::vector<double> own;
   bool asked = false;
   const auto run = [&] {
@@ -232,7 +238,7 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
   if (recipe_.train.offload_layers > 0 && !std::exchange(offload_told_, true)) {
     report.offloaded = executor_->offloaded_bytes();
   }
-  if (!report.finite && precision_ != Precision::kFp16) report.first_bad = first_bad(feed, state);
+  if (!report.finite && precision_ != Precision::kFp16) report.first_bad = first_bad(feed, input);
   model_->end_of_step(setup_->state.sum_over_stage(), report.skipped);
   report.fp8_saturated = end_fp8_step();
   ++state.done.steps;
@@ -253,11 +259,11 @@ at::Tensor Learner::end_fp8_step() {
   return state.first_of_stage() ? of_stage : saturated;
 }
 
-std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
+std::string Learner::first_bad(const Feed& feed, const StepInput& input) {
   const int n = static_cast<int>(feed.microbatches.size());
   const NonfiniteSearch search(*model_, *store_, *executor_, setup_->state, list_of(n),
                                list_of(n, /*training=*/false));
-  return search.first(feed, input_of(feed, state));
+  return search.first(feed, input);
 }
 
 void Learner::through_units(const std::vector<int64_t>& tokens, const Executor::UnitFunction& f,
@@ -281,6 +287,53 @@ Learner::Sums Learner::evaluate(const TokenBatch& own) {
   through_units({batch.ids_BS.numel()}, sum, PassKind::kEvaluation);
   require_rows(setup_->experts, missed_rows(setup_->experts, device_).item<double>());
   return {.loss = setup_->state.all_reduce_stages({loss})[0], .weight = feed.weight_sum};
+}
+
+std::vector<std::shared_ptr<const Preference>> Learner::references(const Feed& feed,
+                                                                   PassKind kind) {
+  const WithoutAdapters reference;
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> tokens;
+  for (const Batch& batch : feed.microbatches) tokens.push_back(batch.ids_BS.numel());
+  std::vector<std::shared_ptr<const Preference>> out(has_head() ? tokens.size() : 0);
+  const auto asked = std::make_shared<const Preference>();
+  const auto look = [&](int64_t unit, int64_t m, const at::Tensor& h) {
+    const auto at = static_cast<size_t>(m);
+    Batch batch = feed.microbatches[at];
+    batch.replay_TK.clear();  // choices of the model with its adapters
+    batch.preference = asked;
+    const UnitResult r = model_->forward(unit, h, batch, {});
+    if (r.log_probs_B.defined()) {
+      out.at(at) = std::make_shared<const Preference>(
+          Preference{.options = recipe_.train.dpo, .reference_B = r.log_probs_B});
+    }
+    return r.h;
+  };
+  through_units(tokens, look, kind);
+  return out;
+}
+
+Learner::PairSums Learner::evaluate_pairs(const TokenBatch& own) {
+  const at::NoGradGuard no_grad;
+  const Feed feed = make_feed(own, std::max<int64_t>(own.B, 1), device_, 1);
+  const auto references_of_all = references(feed, PassKind::kEvaluation);
+  Batch batch = feed.microbatches[0];
+  if (!references_of_all.empty()) batch.preference = references_of_all[0];
+  std::vector<double> sums(4, 0.);
+  const auto add = [&](int64_t unit, int64_t, const at::Tensor& h) {
+    const UnitResult r = model_->forward(unit, h, batch, {});
+    if (r.loss_sum.defined()) {
+      const at::Tensor all =
+          at::cat({r.loss_sum.reshape({1}), r.rewards_3}).to(at::kDouble).cpu().contiguous();
+      const auto* const values = all.const_data_ptr<double>();
+      sums.assign(values, values + all.numel());
+    }
+    return r.h;
+  };
+  through_units({batch.ids_BS.numel()}, add, PassKind::kEvaluation);
+  require_rows(setup_->experts, missed_rows(setup_->experts, device_).item<double>());
+  const std::vector<double> all = setup_->state.all_reduce_stages(sums);
+  return {{.loss = all[0], .weight = static_cast<double>(own.B / 2)}, all[1], all[2], all[3]};
 }
 
 RebalanceState Learner::rebalance_state() const {

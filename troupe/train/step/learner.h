@@ -58,6 +58,12 @@ class Learner {
     double loss = 0, weight = 0;
   };
   Sums evaluate(const TokenBatch& own);
+  // The same of preference pairs, with the recipe's train.dpo; the weight is the number of pairs, and
+  // sums over them are rewards_3 of ops/preference_loss.h.
+  struct PairSums : Sums {
+    double chosen = 0, rejected = 0, right = 0;
+  };
+  PairSums evaluate_pairs(const TokenBatch& own);
   // A forward pass with a function of the caller's: calls f for each unit of this rank, in order,
   // with its parameters gathered, for microbatches of `tokens`. h is undefined for the embedding;
   // the result of the head is not used. Every rank calls (PL13).
@@ -82,7 +88,12 @@ class Learner {
 
  private:
   StepInput input_of(const Feed& feed, const TrainState& state) const;
-  std::string first_bad(const Feed& feed, const TrainState& state);
+  std::string first_bad(const Feed& feed, const StepInput& input);
+  // With train.loss: dpo, the pairs of each microbatch with the reference's log-probabilities: those
+  // of the model without its adapters. A forward pass that every rank makes; empty where the head
+  // is another rank's.
+  std::vector<std::shared_ptr<const Preference>> references(const Feed& feed, PassKind kind);
+  bool prefers() const { return recipe_.train.loss == LossKind::kDpo; }
   at::Tensor end_fp8_step();  // StepReport::fp8_saturated
   const std::vector<Action>& list_of(int microbatches, bool training = true);  // this rank's
 

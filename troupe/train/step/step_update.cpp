@@ -22,8 +22,8 @@ namespace {
 
 // Of numbers(): before the constants of buckets.
 constexpr int64_t kLimits = 1, kConstants = 3;
-// Of Measured::seen. Votes stand where ce does without a teacher.
-enum Seen { kLoss, kMtpLoss, kNorm, kLost, kMissed, kCe, kKl, kTaughtVotes };
+// Of Measured::seen. A teacher's parts of the loss, or rewards, are the extras; votes stand behind.
+enum Seen { kLoss, kMtpLoss, kNorm, kLost, kMissed, kExtras };
 
 at::TensorOptions f64_on(const c10::Device& device) {
   return at::TensorOptions(at::kDouble).device(device);
@@ -112,6 +112,10 @@ StepUpdate::Measured StepUpdate::measured(const StepOutput& output, const at::Te
       lost_rows_of(run_.model, device), missed_rows(run_.setup.experts, device)};
   if (taught()) own.insert(own.end(), {here(output.ce), here(output.kl)});
   at::Tensor parts = at::stack(own);
+  if (prefers()) {
+    const at::Tensor& rewards = output.rewards_3;
+    parts = at::cat({parts, rewards.defined() ? rewards : at::zeros({3}, f64_on(device))});
+  }
   if (!votes.empty()) parts = at::cat({parts, at::tensor(votes, at::kDouble).to(device)});
   const at::Tensor sums = summed(run_.setup.state.sum_over_all(), parts);
   const auto [scale, norm_f32] = clip_scale(
@@ -130,10 +134,15 @@ bool StepUpdate::judge(const at::Tensor& seen, TrainState& state, StepReport& re
     report.lost_rows = static_cast<int64_t>(values[kLost]);
     return false;
   }
-  report.votes.assign(values + (taught() ? kTaughtVotes : kCe), values + seen.numel());
+  report.votes.assign(values + kExtras + extras(), values + seen.numel());
   if (taught()) {
-    report.ce = values[kCe];
-    report.kl = values[kKl];
+    report.ce = values[kExtras];
+    report.kl = values[kExtras + 1];
+  }
+  if (prefers()) {
+    report.rewards = {.chosen = values[kExtras],
+                      .rejected = values[kExtras + 1],
+                      .accuracy = values[kExtras + 2]};
   }
   report.loss = values[kLoss];
   report.mtp_loss = values[kMtpLoss];

@@ -50,7 +50,8 @@ class StepUpdate {
   // Of one rank alone, in a graph of an optimizer that update_in_graph() takes: measure() and apply()
   // issue kernels, and `numbers` is numbers() on the device.
   struct Measured {
-    at::Tensor seen;   // f64: loss, MTP loss, norm, rows lost and missed; with a teacher ce and kl
+    at::Tensor seen;   // f64: loss, MTP loss, norm, rows lost and missed; with a teacher ce and
+                       // kl, of preference pairs the three rewards
     at::Tensor scale;  // f32 [1]: of gradients, by which they are clipped
   };
   std::vector<double> numbers(const TrainState& state) const;
@@ -67,6 +68,8 @@ class StepUpdate {
   Rates rates(const Position& done) const;
   double unscale(const TrainState& state) const;
   bool taught() const { return run_.recipe.train.teacher.has_value(); }
+  bool prefers() const { return run_.recipe.train.loss == LossKind::kDpo; }
+  int64_t extras() const { return taught() ? 2 : prefers() ? 3 : 0; }
   UpdateStep step_of(const Bucket& bucket, const TrainState& state, const Rates& rates) const;
   Measured measured(const StepOutput& output, const at::Tensor& unscale,
                     const std::vector<double>& votes);

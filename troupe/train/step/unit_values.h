@@ -28,6 +28,7 @@ enum class PassKind : uint8_t {
   kStep,
   kStepWithoutBudget,  // repeated (C7)
   kEvaluation,
+  kReference,  // the model without its adapters, before a step of preference pairs
   kOther,  // may compute what no pass has: a search for a bad value, a token behind ever more others
 };
 
