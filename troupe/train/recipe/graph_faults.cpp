@@ -44,6 +44,8 @@ std::vector<Excluded> of_run(const Recipe& r) {
        "is cpu, which has no graphs; set it to cuda"},
       {r.train.teacher.has_value(), "train.teacher",
        "computes another model within the step, which no graph holds; set it to null"},
+      {r.train.offload_state, "train.offload_state",
+       "copies state from and to host memory between kernels; set it to false"},
       {!r.run.replay.empty(), "run.replay", "gives each step choices from a file; leave it out"},
       {r.data.documents != Documents::kNone, "data.documents",
        "gives attention other lengths in each step, from the host; set it to none"},

@@ -58,6 +58,7 @@ struct TrainConfig {
   std::optional<BatchRamp> batch_ramp = {};
   std::string recompute = "none";  // blocks to recompute, as of model.moe.layers; "1": all
   int64_t offload_layers = 0;      // the first ones; train/step/activation_offload.h
+  bool offload_state = false;      // train/optim/state_stream.h
   LossScaleConfig loss_scale;      // fp16 alone
   SpikeConfig spike;
   int64_t max_skips = 5;    // steps in a row without a finite gradient before the run stops
@@ -91,6 +92,9 @@ struct TrainConfig {
       "Number of layers, the first ones, whose activations are in host memory between forward and "
       "backward; 0: none.",
       kNotNegative);
+    f("offload_state", c.offload_state,
+      "Keeps masters and moments in pinned host memory; an update streams them through the GPU, "
+      "the same bits. Weights and gradients stay on the GPU.");
     f("loss_scale", c.loss_scale, "Dynamic loss scale, fp16 only.");
     f("spike", c.spike, "Detection of loss and gradient norm spikes.");
     f("max_skips", c.max_skips, "Consecutive steps without a finite gradient before the run stops.",
