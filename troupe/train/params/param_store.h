@@ -86,7 +86,7 @@ class ParamStore {
   void drop(const std::vector<int64_t>& buckets);
   // Gives owners' masters and state to their replicas: rank 0 of mesh.replicate has loaded them.
   void spread_loaded();
-  bool reads_loaded(const Bucket& bucket) const;  // this rank is that rank 0
+  bool reads_loaded(const Bucket& bucket) const;                 // this rank is that rank 0
   at::Tensor state_zeros(int64_t n, at::ScalarType type) const;  // [n] where state is
 
   std::vector<Bucket>& buckets() { return buckets_; }
