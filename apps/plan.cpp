@@ -11,7 +11,9 @@
 #include "apps/verbs.h"
 #include "troupe/core/config/json.h"
 #include "troupe/nn/config/costs.h"
+#include "troupe/plan/machine.h"
 #include "troupe/train/forecast/forecast.h"
+#include "troupe/train/forecast/model_memory.h"
 #include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/observe/step_line.h"
 
@@ -31,6 +33,8 @@ struct PlanReport {
   MemoryForecast parts;
   double step_flops = 0, step_seconds = 0, tokens_per_second = 0, run_seconds = 0;
   double checkpoint = 0;  // bytes
+  double host = 0;        // bytes of masters and optimizer state in host memory
+  double copies = 0;      // seconds of a step in which they come, at an assumed rate
   static void visit(auto& r, auto&& f) {
     f("params", r.params);
     f("active_params", r.active_params);
@@ -41,6 +45,8 @@ struct PlanReport {
     f("tokens_per_second", r.tokens_per_second);
     f("run_seconds", r.run_seconds);
     f("checkpoint", r.checkpoint);
+    f("host", r.host);
+    f("copies", r.copies);
   }
 };
 
@@ -54,10 +60,12 @@ void print_memory(const MemoryForecast& m, const Recipe& recipe, const RunPlan& 
   line("weights", m.weights, "");
   line("gradients", m.gradients, plan.micro_batch < plan.batch ? "f32" : "as backward makes them");
   const bool halves = recipe.train.precision != Precision::kFp16;
+  const bool wide = value_width(recipe, runs_on_gpu(recipe)) >= 4;
   line("master weights", m.masters,
-       m.masters == 0 ? "the weights themselves"
-       : halves       ? "the lower halves of f32"
-                      : "f32");
+       wide         ? "the weights themselves"
+       : m.host > 0 ? "in host memory"
+       : halves     ? "the lower halves of f32"
+                    : "f32");
   line("optimizer", m.moments, std::string(recipe.train.optimizer.kind()));
   line("kept for backward", m.activations, rows);
   line("working space", m.workspace, "");
@@ -90,7 +98,9 @@ PlanReport report_of(const Recipe& recipe, const RunPlan& plan, const MemoryFore
           .memory = memory.total(),
           .parts = memory,
           .step_flops = forecast_time(recipe, plan, 1).step_flops,
-          .checkpoint = checkpoint_bytes(recipe, runs_on_gpu(recipe))};
+          .checkpoint = checkpoint_bytes(recipe, runs_on_gpu(recipe)),
+          .host = memory.host,
+          .copies = memory.host / kAssumedHostLink};
 }
 
 void print_all(const PlanReport& report, const Recipe& recipe, const RunPlan& plan, double rate,
@@ -104,6 +114,7 @@ void print_all(const PlanReport& report, const Recipe& recipe, const RunPlan& pl
   if (available > 0) {
     print_text("%s\n", judge_memory(recipe, runs_on_gpu(recipe), available).line.c_str());
   }
+  print_host_state(report.host, report.copies, kAssumedHostLink, /*measured=*/false);
   print_text("disk: %s\n", judge_disk(recipe, runs_on_gpu(recipe)).line.c_str());
   if (rate > 0) {
     print_time(forecast_time(recipe, plan, rate * 1e12), rate);

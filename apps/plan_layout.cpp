@@ -49,6 +49,7 @@ struct LayoutReport {
   double update = 0;
   double collectives = 0, slowest = 0;
   double tokens_per_second = 0;
+  double host = 0, copies = 0;  // of state in host memory: bytes, and seconds of an update
   std::optional<double> mfu = {};
   std::vector<StageReport> stages = {};  // empty: one rank has all layers
   bool fits = true;
@@ -68,6 +69,8 @@ struct LayoutReport {
     f("collectives", r.collectives);
     f("slowest", r.slowest);
     f("tokens_per_second", r.tokens_per_second);
+    f("host", r.host);
+    f("copies", r.copies);
     f("mfu", r.mfu);
     f("stages", r.stages);
     f("fits", r.fits);
@@ -108,6 +111,8 @@ LayoutReport report_of(const LayoutForecast& f, double available) {
           .collectives = f.rank.collectives,
           .slowest = f.step_seconds - f.rank.seconds,
           .tokens_per_second = f.tokens_per_second,
+          .host = f.host,
+          .copies = f.copies,
           .mfu = f.mfu,
           .stages = stages_of(f),
           .fits = fits_into(f, available)};
@@ -432,6 +437,15 @@ void LayoutOptions::add_to(CLI::App& verb) {
   verb.add_flag("--list", list, "the actions that each rank issues in a step");
 }
 
+void print_host_state(double bytes, double seconds, double rate, bool measured) {
+  if (bytes <= 0) return;
+  print_text(
+      "host memory: %s GiB of a rank's masters and optimizer state; an update copies them in %s, "
+      "each way at %.0f GB/s%s\n",
+      in_gib(bytes).c_str(), seconds_text(seconds).c_str(), rate / 1e9,
+      measured ? "" : " (assumed)");
+}
+
 bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double available) {
   const std::string& path = options.machine.empty() ? recipe.run.machine : options.machine;
   if (path.empty()) {
@@ -476,6 +490,7 @@ bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double avai
                to_text(mesh_of(forecast)).c_str());
     print_text("%s\n", run.layout_why.c_str());
     print_memory(report.parts);
+    print_host_state(report.host, report.copies, host_rate(machine), machine.host_link > 0);
     print_time(report);
     print_stages(report);
     print_text("the run takes %s; disk: %s\n", run_time(run, report).c_str(),

@@ -18,6 +18,10 @@ struct LayoutOptions {
   void add_to(CLI::App& verb);
 };
 
+// Host memory of a rank's masters and optimizer state (train.offload_state), and how long its update
+// copies them at `rate` bytes/s each way. Nothing where there are none.
+void print_host_state(double bytes, double seconds, double rate, bool measured);
+
 // Whether a rank's memory fits into `available` bytes; 0: that of the machine file.
 bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double available);
 

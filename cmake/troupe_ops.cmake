@@ -28,6 +28,7 @@ if(TROUPE_CUDA)
   get_property(cuda_kernels GLOBAL PROPERTY troupe_cuda_targets)
   add_library(troupe_cuda SHARED ${PROJECT_SOURCE_DIR}/troupe/ops/support/cuda_plugin_table.cpp
     ${PROJECT_SOURCE_DIR}/troupe/ops/support/device_graph_cuda.cpp
+    ${PROJECT_SOURCE_DIR}/troupe/ops/support/pinned_memory_cuda.cpp
     ${PROJECT_SOURCE_DIR}/troupe/distributed/group/nccl_backend.cpp
     ${PROJECT_SOURCE_DIR}/troupe/distributed/group/device_memory.cpp)
   target_link_libraries(troupe_cuda

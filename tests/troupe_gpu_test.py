@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -223,6 +224,35 @@ class ActivationOffload(GpuRuns):
     def test_115_with_documents_and_a_shared_expert(self):
         self.write()
         self.check(2, "model.moe.shared={experts: 1, hidden: 128}", "data.documents=sequences")
+
+
+@unittest.skipUnless(GPU, "no GPU on this machine")
+class StateOffload(GpuRuns):
+    """train.offload_state: masters and moments in pinned host memory; losses, norms and checkpoints are those of a run without it."""
+    def peak(self, name):
+        rows = [json.loads(line) for line in (self.folder / name / "log.jsonl").read_text().split("\n")[:-1]]
+        return max(r["memory_peak"] for r in rows if "memory_peak" in r)
+
+    def check(self, *sets):
+        _, *plain = self.run_once("one", *sets)
+        said, *offloaded = self.run_once("two", "train.offload_state=true", *sets)
+        self.assertEqual(plain, offloaded)
+        self.assertIn("state offload: masters and moments are in pinned host memory", said)
+        self.assertIn("GiB of host memory for masters and optimizer state", said)
+
+    def test_115_offloaded_state_is_the_same_bits_in_less_memory(self):
+        self.write()
+        self.check("model.layers=8", "model.width=512", "model.moe.hidden=512")
+        self.assertLess(self.peak("two"), self.peak("one"))
+
+    def test_115_offloaded_state_in_other_types(self):
+        self.write()
+        for sets in (("train.optimizer.moments=int8",), ("train.precision=fp32",), ("train.precision=fp16",),
+                     ("train.optimizer.kind=muon",), ("train.optimizer.kind=lion", "train.optimizer.moments=bf16")):
+            with self.subTest(sets):
+                for name in ("one", "two"):
+                    shutil.rmtree(self.folder / name, ignore_errors=True)
+                self.check(*sets)
 
 
 TWO = (Layout(2, "DDP", tensor=2), Layout(2, "FSDP", expert=2, tensor=2), Layout(2, "ZeRO-1", tensor=2, cut=2),

@@ -78,6 +78,19 @@ class TroupeRanks(RanksRun):
                 said = "".join(self.text_of(rank, f"offloaded{number}") for rank in range(2))
                 self.assertRegex(said, r"activation offload: [1-9][\d.]* MiB went to host memory and back")
 
+    def test_115_offloaded_state_changes_no_bit_in_any_layout(self):
+        moves = ("parallel.rebalance.every=4", "parallel.rebalance.gain=0.01", "model.moe.experts=8",
+                 "model.moe.router.balance.aux_loss=0")
+        for number, (world, *layout) in enumerate((
+                (2, ZERO, experts(2)), (2, FULL, experts(2), "run.check_replicas=3"), (2, ZERO, experts(2), *moves),
+                (2, DDP, experts(1), "run.check_replicas=3"), (4, FULL, experts(2), "parallel.shard_ranks=2"),
+                (2, DDP, experts(1), "parallel.pipeline=2"), (2, ZERO, experts(1), "train.optimizer.kind=muon"))):
+            with self.subTest(layout):
+                for name, *more in ((f"plain{number}",), (f"offloaded{number}", "train.offload_state=true")):
+                    self.train_ranks(world, *layout, "train.precision=bf16", *more, name=name)
+                self.assertEqual(self.figures(f"plain{number}"), self.figures(f"offloaded{number}"))
+                self.assertEqual(self.tensors_apart(f"plain{number}", f"offloaded{number}"), 0)
+
     def test_what_is_said_of_a_data_file_is_said_once(self):
         self.troupe("data", "build", "text.txt", "-t", "bytes", "--no-eod", "-o", "built")
         with (self.folder / "built.bin").open("ab") as file:

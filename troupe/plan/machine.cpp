@@ -104,6 +104,7 @@ Machine load_machine(const std::string& path) {
   needs(m.imbalance >= 1, "imbalance must be at least 1");
   needs(m.summing > 0 && m.exchanging > 0, "summing and exchanging must be above 0");
   needs(m.dispatch >= 0, "dispatch must not be negative");
+  needs(m.host_link >= 0, "host_link must be bytes a second above 0, or left out");
   needs(m.jitter >= 0 && m.derate >= 0 && m.overhead >= 0 && m.contention >= 0,
         "jitter, derate, overhead, contention must not be negative");
   if (!faults.empty()) fail(Code::kBadValue, path, faults + ". `troupe bench machine` writes one");

@@ -30,6 +30,7 @@ struct Machine {
   double experts = 0;         // FLOP/s of grouped matrix products
   double attention = 0;       // FLOP/s of the attention core
   double bandwidth = 0;       // memory bandwidth in bytes/s, reads and writes
+  double host_link = 0;       // bytes/s between a device and host memory, each way; 0: unknown
   double overhead = 0;        // fixed seconds per pass through a unit
   int64_t ranks_per_host = 8;
   Link inside, between;   // within a host, between hosts
@@ -50,6 +51,7 @@ struct Machine {
     f("experts", m.experts);
     f("attention", m.attention);
     f("bandwidth", m.bandwidth);
+    f("host_link", m.host_link);
     f("overhead", m.overhead);
     f("ranks_per_host", m.ranks_per_host);
     f("inside", m.inside);
@@ -70,6 +72,12 @@ Machine load_machine(const std::string& path);
 // The default without a file: hosts of eight H100, as in machines/assumed-h100.yaml, or processes
 // that share a host's cores. Round figures, only for choosing between layouts.
 Machine assumed_machine(bool gpu);
+
+// `host_link`, or where it is not known that of PCIe 5.0 with 16 lanes, about.
+constexpr double kAssumedHostLink = 5e10;
+inline double host_rate(const Machine& machine) {
+  return machine.host_link > 0 ? machine.host_link : kAssumedHostLink;
+}
 
 // One line for each rate below `part` of its reference: the median of the ranks, if there are three
 // or more, and `expected` if it is given.

@@ -36,6 +36,8 @@ struct StepCosts {
   std::vector<ChunkCosts> chunks;
   double update = 0;         // seconds for all chunks of a rank
   double update_memory = 0;  // extra bytes during the update
+  double host = 0;           // bytes of masters and optimizer state in host memory
+  double copies = 0;         // seconds in which an update brings them, and puts them back meanwhile
   double workspace = 0;      // extra bytes while a chunk is computed
   double runtime = 0;        // bytes of libraries and the device runtime
   double contention = 0;     // slowdown of computation during a collective: 1 + contention

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -70,6 +71,25 @@ double needed_memory(const Recipe& r, bool on_gpu, int64_t world) {
   return world == 1 ? forecast_memory(r, on_gpu).total() : layout_memory(r, world, on_gpu).total();
 }
 
+double host_state(const Recipe& r, bool on_gpu, int64_t world) {
+  return world == 1 ? forecast_memory(r, on_gpu).host : layout_host_state(r, world, on_gpu);
+}
+
+HostVerdict judge_host_state(double of_rank, int64_t ranks_here, int64_t free) {
+  const double needed = of_rank * static_cast<double>(ranks_here);
+  HostVerdict out{.line = in_gib(needed) + " GiB of host memory for masters and optimizer state"};
+  if (ranks_here > 1)
+    out.line.append(", of ").append(std::to_string(ranks_here)).append(" ranks here");
+  if (free < 0) return out;
+  out.line.append("; ").append(in_gib(static_cast<double>(free))).append(" GiB are free");
+  out.fits = needed <= static_cast<double>(free);
+  if (out.fits) return out;
+  out.line = to_text(Code::kTooLarge) + ' ' + out.line +
+             ". Take train.optimizer.moments=int8 or bf16, more ranks that share state "
+             "(parallel.shard), or train.offload_state=false";
+  return out;
+}
+
 bool runs_on_gpu(const Recipe& r) {
   if (r.run.device != DeviceKind::kAuto) return r.run.device == DeviceKind::kCuda;
   return device_of(DeviceKind::kAuto).is_cuda();
@@ -88,9 +108,11 @@ MemoryForecast forecast_memory(const Recipe& given, bool on_gpu) {
   const ModelMemory model = model_memory(r, plan, on_gpu, *build_model(r.model));
   MemoryForecast out{.workspace = model.workspace};
   const bool sums = plan.micro_batch < plan.batch;  // of several microbatches
-  double update = 0;
+  double update = 0, window = 0;
   for (const UnitMemory& unit : model.units) {
     for (const StateBytes& s : {unit.dense, unit.cut, unit.experts}) {
+      out.host += s.host;
+      window = std::max(window, s.window);
       out.weights += s.values + s.frozen;
       out.gradients += sums ? std::max(4 * s.elements, s.gradients) : s.gradients;
       out.masters += s.masters;
@@ -102,6 +124,7 @@ MemoryForecast forecast_memory(const Recipe& given, bool on_gpu) {
   out.weights += model.teacher.weights;
   if (!sums) out.overlap = std::min(out.gradients, out.activations);
   if (sums) out.workspace += beside_sums(model.units);
+  update += staging_memory(out.host, window);
   out.update = std::max(update - (out.activations + out.workspace - out.overlap), 0.0);
   out.runtime = runtime_memory(on_gpu, out.activations + out.workspace);
   return out;
@@ -113,7 +136,8 @@ std::vector<MemoryCut> memory_cuts(const Recipe& r, bool on_gpu, int64_t world) 
   std::vector<MemoryCut> out;
   for (const MemoryCut& cut : {MemoryCut{"train.micro_batch=" + half, 0, "smaller products"},
                                MemoryCut{"train.optimizer.moments=bf16", 0, "rounded moments"},
-                               MemoryCut{"train.recompute=\"1\"", 0, "a third more time"}}) {
+                               MemoryCut{"train.recompute=\"1\"", 0, "a third more time"},
+                               MemoryCut{"train.offload_state=true", 0, "copies in each update"}}) {
     Recipe changed = r;
     if (!try_set(changed, cut.set)) continue;
     const double gain = now - needed_memory(changed, on_gpu, world);
@@ -147,7 +171,7 @@ double checkpoint_bytes(const Recipe& r, bool on_gpu) {
   double out = 0;
   for (const UnitMemory& unit : model.units) {
     for (const StateBytes& s : {unit.dense, unit.cut, unit.experts}) {
-      out += master * s.elements + s.frozen + decoded * s.moments;
+      out += master * s.elements + s.frozen + decoded * (s.moments + s.host_moments);
     }
   }
   return out;
@@ -185,6 +209,17 @@ int64_t host_memory() {
   int64_t limit = number_in("/sys/fs/cgroup/memory.max");
   if (limit == 0) limit = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
   return limit > 0 ? std::min(all, limit) : all;
+}
+
+int64_t free_host_memory() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name;
+    int64_t kib = 0;
+    if (words >> name >> kib && name == "MemAvailable:") return std::min(kib << 10, host_memory());
+  }
+  return -1;
 }
 
 int64_t host_cores() {

@@ -24,6 +24,7 @@ struct MemoryForecast {    // bytes
   double overlap = 0;      // gradients that take the place of freed activations
   double update = 0;       // extra memory of the update beyond backward (model_memory.h)
   double runtime = 0;      // libraries and the device runtime
+  double host = 0;         // masters and moments in host memory, not in total()
 
   double total() const {
     return weights + gradients + masters + moments + activations + workspace - overlap + update +
@@ -53,13 +54,25 @@ MemoryForecast forecast_memory(const Recipe& recipe, bool on_gpu);
 // Total bytes on one of `world` ranks; the layout must be resolved.
 double needed_memory(const Recipe& recipe, bool on_gpu, int64_t world = 1);
 
+// Bytes of masters and optimizer state that one of `world` ranks keeps in locked host memory
+// (train.offload_state on a GPU); the layout must be resolved.
+double host_state(const Recipe& recipe, bool on_gpu, int64_t world = 1);
+
+// "9.8 GiB of host memory for masters and optimizer state, of 2 ranks here; 61.0 GiB are free".
+// `free`: bytes; below 0: unknown. Above it E7006, with what would help.
+struct HostVerdict {
+  std::string line;
+  bool fits = true;
+};
+HostVerdict judge_host_state(double of_rank, int64_t ranks_here, int64_t free);
+
 // A setting that saves memory, "train.micro_batch=4", with its gain in bytes and its cost.
 struct MemoryCut {
   std::string set;
   double gain = 0;
   std::string cost;
 };
-// Cheapest first, at most 3, for one of `world` ranks; the layout must be resolved.
+// Cheapest first, at most 4, for one of `world` ranks; the layout must be resolved.
 std::vector<MemoryCut> memory_cuts(const Recipe& recipe, bool on_gpu, int64_t world = 1);
 
 // "memory 74.8 of 80.0 GiB. Cheapest: ...". Above 90 % it begins with W7006; above 100 % with
@@ -93,6 +106,8 @@ TimeForecast forecast_time(const Recipe& recipe, const RunPlan& plan, double flo
 
 // Memory that this process may use: the machine's, or its control group's limit.
 int64_t host_memory();
+// What of it processes may still take (MemAvailable); -1: unknown.
+int64_t free_host_memory();
 // Cores that this process may use; a fraction of a core counts as one.
 int64_t host_cores();
 

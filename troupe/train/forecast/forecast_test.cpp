@@ -201,6 +201,46 @@ TEST(Forecast, OffloadedLayersKeepTheirInputAndTwoAreInFlight) {
   EXPECT_EQ(of(offload, false).total(), of("", false).total());
 }
 
+TEST(Forecast, OffloadedStateIsInHostMemoryAndPassesThroughBuffers) {
+  const std::string model =
+      "model: {layers: 6, width: 64, heads: 4, vocab: 256, moe: {experts: 4, "
+      "hidden: 64}}\n";
+  const std::string offload = "train: {offload_state: true}";
+  const Recipe plain = small_recipe(model), offloaded = small_recipe(model + offload);
+  const MemoryForecast whole = forecast_memory(plain, true),
+                       less = forecast_memory(offloaded, true);
+  EXPECT_EQ(whole.host, 0);
+  EXPECT_EQ(less.host + less.masters + less.moments, whole.masters + whole.moments);
+  EXPECT_GT(less.host, 0.9 * (whole.masters + whole.moments));
+  EXPECT_EQ(less.masters, 0);
+  EXPECT_EQ(host_state(offloaded, true), less.host);
+  // Told where it saves a part worth telling.
+  const auto told = [](const std::string& preset) {
+    std::string out;
+    for (const MemoryCut& cut : memory_cuts(small_recipe(preset), /*on_gpu=*/true))
+      out += cut.set + ' ';
+    return out;
+  };
+  EXPECT_EQ(told(model).find("train.offload_state"), std::string::npos);
+  EXPECT_NE(told("model: {preset: olmoe-1b-7b}").find("train.offload_state"), std::string::npos);
+  EXPECT_EQ(checkpoint_bytes(offloaded, true), checkpoint_bytes(plain, true));
+  EXPECT_EQ(forecast_memory(offloaded, false).total(), forecast_memory(plain, false).total());
+  EXPECT_EQ(host_state(offloaded, false), 0);
+}
+
+TEST(Forecast, HostMemoryThatIsNotFreeIsRefused) {
+  constexpr int64_t kFree = int64_t{8} << 30;
+  EXPECT_TRUE(judge_host_state(3.0 * (1 << 30), 2, kFree).fits);
+  EXPECT_TRUE(judge_host_state(3.0 * (1 << 30), 2, -1).fits);
+  const HostVerdict much = judge_host_state(5.0 * (1 << 30), 2, kFree);
+  EXPECT_FALSE(much.fits);
+  EXPECT_NE(much.line.find("E7006 10.0 GiB of host memory for masters and optimizer state, of 2 "
+                           "ranks here; 8.0 GiB are free"),
+            std::string::npos)
+      << much.line;
+  EXPECT_NE(much.line.find("train.optimizer.moments=int8"), std::string::npos);
+}
+
 TEST(Forecast, ARunThatDoesNotFitIsToldWithTheCheapestCuts) {
   const Recipe r = small_recipe(
       "model: {layers: 6, width: 256, heads: 4, vocab: 8192, ffn: 1024}\ndata: {sequence: 256}");

@@ -285,6 +285,8 @@ class Costing {
       passing[rank] += memory.held();
     }
     for (size_t rank = 0; rank < out_.size(); ++rank) {
+      out_[rank].update = std::max(out_[rank].update, out_[rank].copies);
+      out_[rank].update_memory += staging_memory(alone_ ? out_[rank].host : largest_host_, window_);
       out_[rank].chunks = chunks;
       out_[rank].workspace = model.memory.workspace_of(own[rank]);
       out_[rank].runtime +=
@@ -424,6 +426,11 @@ class Costing {
     c.values += values;
     c.owned += values / S;
     c.state += (all.masters + all.moments) * share / S + all.frozen * share;
+    const double host = all.host * share / S;
+    now_->host += host;
+    now_->copies += host / host_rate(machine_);
+    largest_host_ = std::max(largest_host_, host);
+    window_ = std::max(window_, all.window);
     const bool summed = group.owners.ranks * group.replicas.ranks > 1;
     const bool adds_up = summed ? adds_up_ : many_;
     const double own = all.gradients * share;
@@ -470,6 +477,8 @@ class Costing {
   double tokens_;  // of a rank
   ShardGroups dense_, cut_, experts_;
   GroupTopology shares_tokens_, shares_rows_;
+  // In host memory: the most of a unit's state, and of an update's window.
+  double largest_host_ = 0, window_ = 0;
   int64_t table_ranks_ = 1;  // of a pipeline, that read the embedding's table
   bool on_gpu_;
   TeacherCosts teacher_;
@@ -573,8 +582,12 @@ LayoutForecast Forecaster::costed(const ParallelConfig& parallel, int64_t microb
   out.work = work_;
   out.work.microbatches = static_cast<int>(microbatches);
   out.schedule = step_schedule(parallel, out.work);
-  std::vector<RankTimeline> ranks =
-      timeline_of(out.schedule, out.work, costs_of_ranks(parallel, out.work));
+  const std::vector<StepCosts> costs = costs_of_ranks(parallel, out.work);
+  for (const StepCosts& rank : costs) {
+    out.host = std::max(out.host, rank.host);
+    out.copies = std::max(out.copies, rank.copies);
+  }
+  std::vector<RankTimeline> ranks = timeline_of(out.schedule, out.work, costs);
   out.rank = busiest(ranks);
   for (RankTimeline& rank : ranks) rank.slots.clear();
   if (ranks.size() > 1) out.stages = std::move(ranks);
@@ -641,8 +654,10 @@ LayoutForecast forecast_layout(const Recipe& r, int64_t world, const Machine& ma
   return Forecaster(std::move(laid), world, machine, on_gpu, kAll)(parallel);
 }
 
-StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu,
-                         std::optional<int> stage_rank) {
+namespace {
+
+// Its bytes are those of every machine.
+LayoutForecast on_any_machine(const Recipe& r, int64_t world, bool on_gpu) {
   const Link any{.bandwidth = 1};
   const Machine machine{.products = 1,
                         .experts = 1,
@@ -651,7 +666,18 @@ StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu,
                         .ranks_per_host = world,
                         .inside = any,
                         .between = any};
-  const LayoutForecast forecast = forecast_layout(r, world, machine, on_gpu);
+  return forecast_layout(r, world, machine, on_gpu);
+}
+
+}  // namespace
+
+double layout_host_state(const Recipe& r, int64_t world, bool on_gpu) {
+  return on_any_machine(r, world, on_gpu).host;
+}
+
+StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu,
+                         std::optional<int> stage_rank) {
+  const LayoutForecast forecast = on_any_machine(r, world, on_gpu);
   const bool of_all = !stage_rank || forecast.stages.empty();
   return of_all ? forecast.rank.peak : forecast.stages.at(static_cast<size_t>(*stage_rank)).peak;
 }

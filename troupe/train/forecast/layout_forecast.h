@@ -11,7 +11,9 @@
 // ranks that hold a token's experts) rows in each pass; `wire: int8` and `fp8` write the outgoing
 // rows packed and read the received ones so. The forward waits for the row counts (`dispatch` of
 // the machine). The update reads and writes 28 bytes per parameter, 32 for 2-byte values (34 in fp16),
-// after gradients were read for their norm; muon's directions, 4 bytes per element, are gathered.
+// after gradients were read for their norm; muon's directions, 4 bytes per element, are gathered. It
+// takes at least as long as state in host memory comes at the machine's host_link; it goes back
+// meanwhile.
 // A stage of a pipeline sends its output, T D values, over one link; a table that both of its ends
 // read is on both, with its state, and its gradients are summed over both.
 #pragma once
@@ -39,6 +41,8 @@ struct LayoutForecast {
   RankTimeline rank = {};
   // One for each rank of a pipeline, without slots; empty: one rank has all layers.
   std::vector<RankTimeline> stages = {};
+  double host = 0;    // bytes of state in host memory, of the rank with most (train.offload_state)
+  double copies = 0;  // seconds in which its update brings them
   double step_seconds = 0;  // including the wait for the slowest rank
   double tokens_per_second = 0;
   std::optional<double> mfu = {};  // empty if the machine's peak is unknown
@@ -51,6 +55,9 @@ LayoutForecast forecast_layout(const Recipe& recipe, int64_t world, const Machin
 // The peak memory of the fullest rank, without the timeline; `stage_rank`: of that one of a pipeline.
 StepMemory layout_memory(const Recipe& recipe, int64_t world, bool on_gpu,
                          std::optional<int> stage_rank = {});
+
+// Bytes of masters and optimizer state in host memory, of the rank with most.
+double layout_host_state(const Recipe& recipe, int64_t world, bool on_gpu);
 
 // The recipe with its batch multiplied by `world`: weak scaling.
 Recipe with_batch_of(const Recipe& recipe, int64_t world);

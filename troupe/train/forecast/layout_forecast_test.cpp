@@ -56,6 +56,30 @@ TEST(LayoutForecast, ARankAloneHoldsWhatTheForecastOfOneProcessSays) {
   }
 }
 
+// Ten bytes a parameter of state, in host memory and copied in and out meanwhile.
+TEST(LayoutForecast, OffloadedStateIsSharedAndTakesTheHostsLink) {
+  const std::string model = "model: {preset: olmoe-1b-7b}\nparallel: {expert: 1, shard: zero1}\n";
+  const double params = 6919161856.0;
+  Machine machine = products_alone();
+  machine.host_link = 2e10;
+  const Recipe plain = recipe_of(model),
+               offloaded = recipe_of(model + "train: {offload_state: true}");
+  for (const int64_t d : {2, 8}) {
+    const auto share = static_cast<double>(d);
+    const LayoutForecast f = forecast_layout(offloaded, d, machine, true);
+    EXPECT_NEAR(f.host, 10 * params / share, 1e-3 * params);
+    EXPECT_NEAR(f.copies, f.host / 2e10, 1e-9);
+    EXPECT_GE(f.rank.update, f.copies);
+    EXPECT_NEAR(f.rank.peak.state, 0, 1e-3 * params);
+    EXPECT_EQ(layout_host_state(offloaded, d, true), f.host);
+    EXPECT_EQ(forecast_layout(plain, d, machine, true).host, 0);
+    EXPECT_EQ(forecast_layout(offloaded, d, machine, false).host, 0);
+  }
+  machine.host_link = 0;
+  EXPECT_NEAR(forecast_layout(offloaded, 2, machine, true).copies, 5 * params / kAssumedHostLink,
+              0.01);
+}
+
 // N4: bytes a parameter, sharded over d ranks: bf16 with f32 sums, masters in halves.
 TEST(LayoutForecast, N4_StatesAreThoseOfTheTable) {
   const std::string model = "model: {preset: olmoe-1b-7b}\nparallel: {expert: 1, shard: ";

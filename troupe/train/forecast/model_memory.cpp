@@ -14,6 +14,7 @@
 #include "troupe/ops/moe_ffn/fp8_emulated.h"
 #include "troupe/train/forecast/key_traffic.h"
 #include "troupe/train/optim/param_slice.h"
+#include "troupe/train/optim/state_stream.h"
 
 namespace troupe {
 namespace {
@@ -101,9 +102,19 @@ void add_states(const Recipe& r, const RunPlan& plan, bool on_gpu, Model& model,
       s.elements += count;
       s.values += count * bytes;
       s.gradients += count * bytes;
-      if (bytes < 4) s.masters += count * master;
       const Bucket bucket{.key = bucket_key(base, {name, &p}), .dtype = at::kFloat};
-      s.moments += count * moment * static_cast<double>(optimizer->state_names(bucket).size());
+      const double masters = bytes < 4 ? master : 0;
+      const double moments = moment * static_cast<double>(optimizer->state_names(bucket).size());
+      if (on_gpu && r.train.offload_state) {
+        const auto piece = static_cast<double>(StateStream::kPiece);
+        const double most = optimizer->by_element(bucket) ? piece : std::max(piece, count);
+        s.host += count * (masters + moments);
+        s.host_moments += count * moments;
+        s.window = std::max(s.window, most * (masters + moments));
+      } else {
+        s.masters += count * masters;
+        s.moments += count * moments;
+      }
       if (direction_width(r) > 0 && bucket.key.matrix) add_matrices(p, bytes < 4 && master < 4, s);
       for (const SlotState& state : optimizer->slot_states(p, bucket.key)) {
         s.moments += 4 * static_cast<double>(state_like(p, state.extent).numel());
@@ -331,6 +342,10 @@ double update_memory(const StateBytes& s, double share, int64_t owners, int64_t 
   if (owners == 1) return 4 * (s.cut ? (kNewtonSchulz + 2) * some : (kNewtonSchulz + 1) * largest);
   const double own = std::min(some, largest / ranks + 2 * s.matrix);  // it may begin within one
   return 4 * (share * s.matrices * (1 + 1 / ranks) + kNewtonSchulz * own);
+}
+
+double staging_memory(double host, double window) {
+  return static_cast<double>(StateStream::kBuffers) * std::min(host, window);
 }
 
 double value_width(const Recipe& r, bool on_gpu) {

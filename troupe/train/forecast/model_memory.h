@@ -19,6 +19,10 @@ struct StateBytes {
   double masters = 0;    // f32: the lower halves of bf16 values, whole beside f16
   double moments = 0;    // and other optimizer and router state
   double frozen = 0;     // bytes of values that are not trained, and of 8-bit copies of others
+  // train.offload_state on a GPU: bytes of masters and moments that are in host memory instead, and
+  // the most of them that are brought at once (train/optim/state_stream.h).
+  double host = 0, window = 0;
+  double host_moments = 0;  // of `host`
   // Elements of matrices whose update needs the whole matrix (muon); those of the largest matrix
   // and of the largest parameter. `cut`: masters are stored as halves, and a parameter is updated
   // some matrices at a time.
@@ -62,6 +66,9 @@ ModelMemory model_memory(const Recipe& recipe, const RunPlan& plan, bool on_gpu,
 // ranks share: they gather a bucket's directions in f32 and update a parameter some matrices at a
 // time. `states` are of parts of matrices, of which `parts` ranks put the whole ones together.
 double update_memory(const StateBytes& states, double share, int64_t owners, int64_t parts = 1);
+
+// The buffers on the device through which `host` bytes of state pass, in windows of `window` bytes.
+double staging_memory(double host, double window);
 
 // Bytes per element of StateBytes::matrices that sharing ranks exchange: 0 except for muon.
 double direction_width(const Recipe& recipe);

@@ -123,6 +123,16 @@ std::string offloaded_line(int64_t bytes) {
          " MiB went to host memory and back in the step";
 }
 
+std::string state_offload_line(const TrainConfig& train, const c10::Device& device) {
+  if (!train.offload_state) return {};
+  if (device.is_cpu()) {
+    return "state offload: on a cpu it copies masters and moments within host memory and saves "
+           "nothing";
+  }
+  return "state offload: masters and moments are in pinned host memory, and an update streams them "
+         "through the GPU; weights and gradients stay there";
+}
+
 std::string causality_line(const ModelConfig& model) {
   if (num_moe_layers(model) == 0 || is_causal(model.moe.router)) return "";
   return "not causal: the router " + std::string(model.moe.router.kind()) +

@@ -40,6 +40,9 @@ std::string offload_line(const TrainConfig& train, const c10::Device& device);
 // How much of them left the device in a step.
 std::string offloaded_line(int64_t bytes);
 
+// train.offload_state: where masters and moments are. Empty without it.
+std::string state_offload_line(const TrainConfig& train, const c10::Device& device);
+
 // The warning for a router that considers later tokens (expert_choice): losses and generated text
 // are not those of a causal model. Else empty.
 std::string causality_line(const ModelConfig& model);

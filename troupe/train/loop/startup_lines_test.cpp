@@ -85,6 +85,11 @@ TEST(StartLines, SayWhatIsOffloadedAndThatACpuSavesNothing) {
             std::string::npos);
   EXPECT_EQ(offloaded_line(int64_t{3} << 19),
             "activation offload: 1.5 MiB went to host memory and back in the step");
+  EXPECT_EQ(state_offload_line(train, c10::kCPU), "");
+  train.offload_state = true;
+  EXPECT_NE(state_offload_line(train, c10::kCPU).find("saves nothing"), std::string::npos);
+  EXPECT_NE(state_offload_line(train, c10::Device(c10::kCUDA, 0)).find("pinned host memory"),
+            std::string::npos);
   EXPECT_NE(offloaded_line(0).find("train.offload_layers has no effect"), std::string::npos);
 }
 

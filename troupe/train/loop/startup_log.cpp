@@ -86,6 +86,8 @@ void log_notes(const RunStart& start) {
   const std::string graph = graph_line(recipe.train, eager);
   if (!graph.empty()) eager.empty() ? log.info(graph) : log.warning(graph);
   const std::string offload = offload_line(recipe.train, learner.device());
+  const std::string state = state_offload_line(recipe.train, learner.device());
+  if (!state.empty()) learner.device().is_cpu() ? log.warning(state) : log.info(state);
   if (!offload.empty()) learner.device().is_cpu() ? log.warning(offload) : log.info(offload);
   if (recipe.run.trial_kernels) {
     log.warning(learner.device().is_cuda()

@@ -35,6 +35,22 @@ void require_memory(const ResolvedRun& recipe, const RunTools& tools) {
   if (verdict.warns) tools.log.warning(verdict.line);
 }
 
+// Ranks of a host look before any of them takes its part, or the last would find less.
+void require_host_memory(const ResolvedRun& recipe, const RunTools& tools) {
+  if (!recipe.train.offload_state || !runs_on_gpu(recipe)) return;
+  const ParallelState& parallel = tools.setup->state;
+  const HostVerdict verdict =
+      judge_host_state(host_state(recipe, /*on_gpu=*/true, parallel.size()),
+                       parallel.world().place().local_size, free_host_memory());
+  run_on_all(checkpoint_group(parallel), [&] {
+    if (!verdict.fits && !tools.force) {
+      throw Error("train.offload_state: " + verdict.line, Code::kTooLarge);
+    }
+    return std::string();
+  });
+  verdict.fits ? tools.log.info(verdict.line) : tools.log.warning(verdict.line);
+}
+
 // Opens what the run learns from. Rank 0 looks which step that is: a teacher that is being trained may
 // get a newer one at any time.
 void take_teacher(const RunContext& run, Learner& learner) {
@@ -77,6 +93,7 @@ Trainer::Trainer(const ResolvedRun& recipe, const RunTools& tools)
   data_ = std::move(data);
   pulse_.begin(Phase::kModel);
   require_memory(recipe_, tools_);
+  require_host_memory(recipe_, tools_);
   learner_ = std::make_unique<Learner>(
       recipe_, device_of_rank(recipe_, parallel_.world().place().local_rank), tools_.faults,
       tools_.setup);

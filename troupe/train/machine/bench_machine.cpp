@@ -22,6 +22,8 @@
 #include "troupe/core/text/median.h"
 #include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
+#include "troupe/ops/support/copy_lane.h"
+#include "troupe/ops/support/pinned_memory.h"
 #include "troupe/ops/support/wait_for_device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/mfu.h"
@@ -200,6 +202,24 @@ void bench_links(const Clock& clock, const at::TensorOptions& options, World& wo
   });
 }
 
+// Bytes a second each way between the device and locked host memory, while both ways are in use: as
+// an update with state in host memory copies (train/optim/state_stream.h).
+double host_link_of(const Clock& clock, const c10::Device& device) {
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  const at::Tensor sent = pinned_zeros(kBytes, at::kByte, device),
+                   back = pinned_zeros(kBytes, at::kByte, device);
+  const at::Tensor came = at::zeros({kBytes}, at::TensorOptions(at::kByte).device(device)),
+                   made = at::zeros({kBytes}, at::TensorOptions(at::kByte).device(device));
+  CopyLane in(device), out(device);
+  const double seconds = clock.seconds(4, [&] {
+    const CopyMark arrived = in.run([&] { came.copy_(sent, /*non_blocking=*/true); });
+    const CopyMark left = out.run([&] { back.copy_(made, /*non_blocking=*/true); });
+    in.wait(arrived);
+    out.wait(left);
+  });
+  return static_cast<double>(kBytes) / seconds;
+}
+
 }  // namespace
 
 Machine bench_machine(const c10::Device& device, World& world, const Machine& assumed) {
@@ -213,6 +233,7 @@ Machine bench_machine(const c10::Device& device, World& world, const Machine& as
   out.memory =
       on_gpu ? static_cast<double>(memory_use(device).total) : static_cast<double>(host_memory());
   bench_device(clock, options, work_for(device), out);
+  if (on_gpu) out.host_link = host_link_of(clock, device);
   out.ranks_per_host = std::max<int64_t>(world.place().local_size, 1);
   if (world.size() > 1) bench_links(clock, options, world, work_for(device), on_gpu, out);
   return out;

@@ -210,6 +210,13 @@ Finding judge_locked_memory(int64_t limit, bool has_gpu) {
                  "pinned buffers need it; in a container: --ulimit memlock=-1");
 }
 
+Finding judge_free_of_host(int64_t free) {
+  constexpr int64_t kLeast = kGiB;
+  return finding(free < 0 || free >= kLeast ? Finding::kOk : Finding::kWarn, "free memory",
+                 free < 0 ? "unknown" : gib_text(free),
+                 "end what else runs here; train.offload_state keeps masters and moments in it");
+}
+
 Finding judge_clock(int64_t now) {
   constexpr int64_t k2024 = 1704067200;
   return finding(now >= k2024 ? Finding::kOk : Finding::kWarn, "clock",
@@ -236,6 +243,7 @@ std::vector<Finding> examine(const std::string& folder) {
       judge_shared_memory(size_of_disk("/dev/shm")),
       judge_open_files(open_files()),
       judge_locked_memory(limit_of(RLIMIT_MEMLOCK), has_cuda()),
+      judge_free_of_host(free_host_memory()),
       judge_clock(static_cast<int64_t>(unix_seconds())),
       environment(),
   };

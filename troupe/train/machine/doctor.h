@@ -40,7 +40,8 @@ Finding judge_files_of(const std::string& whom, const OpenFiles& files, int64_t 
 std::vector<Finding> judge_start(const StartNeeds& needs, const OpenFiles& files, int64_t ports,
                                  int64_t memory);
 Finding judge_locked_memory(int64_t limit, bool has_gpu);
-Finding judge_clock(int64_t now);  // seconds since 1970
+Finding judge_free_of_host(int64_t free);  // bytes; -1: unknown
+Finding judge_clock(int64_t now);          // seconds since 1970
 Finding judge_threads(int64_t cores, int64_t threads);
 
 }  // namespace troupe

@@ -40,6 +40,8 @@ TEST(Doctor, NumbersAreJudgedAndEachFaultHasACure) {
   EXPECT_EQ(judge_open_files({.given = -1, .allowed = -1}).verdict, Finding::kOk);
   EXPECT_EQ(judge_locked_memory(65536, true).verdict, Finding::kWarn);
   EXPECT_EQ(judge_locked_memory(65536, false).verdict, Finding::kOk);
+  EXPECT_EQ(judge_free_of_host(kGiB / 2).verdict, Finding::kWarn);
+  EXPECT_EQ(judge_free_of_host(-1).verdict, Finding::kOk);
   EXPECT_EQ(judge_clock(0).verdict, Finding::kWarn);
   EXPECT_EQ(judge_threads(2, 8).verdict, Finding::kWarn);
   EXPECT_EQ(line_of(judge_shared_memory(64 << 20)),

@@ -16,7 +16,6 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -120,18 +119,6 @@ Finding check_disk(const MachineToCheck& machine, const Faults& faults) {
     if (std::min(best.write, best.read) >= value_of(machine.bounds.disk)) break;
   }
   return judge_disk_speed(machine.folder, best, machine.bounds);
-}
-
-// What processes may still take; -1: unknown.
-int64_t free_host_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::string name;
-    int64_t kib = 0;
-    if (words >> name >> kib && name == "MemAvailable:") return std::min(kib << 10, host_memory());
-  }
-  return -1;
 }
 
 // The best of some rounds of products, each of some milliseconds. The same product twice has the

@@ -57,6 +57,8 @@ class Adafactor : public Optimizer {
 
   std::vector<std::string> state_names(const Bucket&) const override { return {}; }
 
+  bool by_element(const Bucket&) const override { return false; }
+
   std::vector<SlotState> slot_states(const Param& p, const BucketKey&) const override {
     if (!Matrices(p).whole) return {{"variance", Extent::kEach}};
     return {{"row", Extent::kRows}, {"column", Extent::kColumns}};

@@ -115,6 +115,8 @@ class Muon : public Optimizer {
     return b.key.matrix ? std::vector<std::string>{"momentum"} : others_.state_names(b);
   }
 
+  bool by_element(const Bucket& b) const override { return !b.key.matrix; }
+
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     if (!b.key.matrix) return others_.update(store, b, s);
     if (b.mesh.shard->size() > 1 || b.mesh.parts->size() > 1) {
@@ -288,9 +290,9 @@ void make_state(const Optimizer& optimizer, MomentType moments, ParamStore& stor
     const at::TensorOptions options = b.own.options();
     for (size_t i = 0; i < optimizer.state_names(b).size(); ++i) {
       const at::ScalarType type = b.dtype == at::kDouble ? b.dtype : scalar_type(moments);
-      b.state.push_back(at::zeros({b.own_size}, options.dtype(type)));
+      b.state.push_back(store.state_zeros(b.own_size, type));
       if (moments != MomentType::kInt8) continue;
-      b.scales.push_back(at::zeros({moment_blocks(b.own_size)}, options.dtype(at::kFloat)));
+      b.scales.push_back(store.state_zeros(moment_blocks(b.own_size), at::kFloat));
     }
     for (const int64_t s : b.members) {
       ParamStore::Slot& slot = store.slots()[static_cast<size_t>(s)];

@@ -85,6 +85,10 @@ class Optimizer {
   virtual std::vector<std::string> state_names(const Bucket& bucket) const = 0;
   // More state of a parameter, in ParamStore::Slot::state. All begin at 0.
   virtual std::vector<SlotState> slot_states(const Param&, const BucketKey&) const { return {}; }
+  // Is each element's update its own, so that a bucket may be updated in pieces that end anywhere?
+  virtual bool by_element(const Bucket&) const { return true; }
+  // `bucket`: of the store, or a window on its own range, which begins and ends between parameters
+  // where the update is not by element.
   virtual void update(const ParamStore& store, Bucket& bucket, const UpdateStep& step) = 0;
   // What of a step its kernels can read on the device, equally many numbers for each step; none
   // where update_in_graph() is false.

@@ -8,17 +8,33 @@
 
 namespace troupe {
 
+namespace {
+
+// Of what the store has of a slot's gradient, the part in the bucket, or in a window on it.
+at::Tensor gradient_in(const ParamStore& store, const Bucket& b, int64_t slot) {
+  const at::Tensor& all = store.gradients().of(slot);
+  const OwnedRange whole = store.owned(slot);
+  const OwnedRange range = owned_range(store.slots()[static_cast<size_t>(slot)], b);
+  return range.size == whole.size ? all : all.narrow(0, range.from - whole.from, range.size);
+}
+
+}  // namespace
+
 ParamSlice::ParamSlice(const ParamStore& store, const Bucket& b, int64_t slot)
-    : grad(store.gradients().of(slot)) {
-  for (const at::Tensor& buffer : b.state) state.push_back(store.part(slot, buffer));
-  for (const at::Tensor& buffer : b.scales) scales.push_back(store.part_of_blocks(slot, buffer));
+    : grad(gradient_in(store, b, slot)) {
+  const ParamStore::Slot& own = store.slots()[static_cast<size_t>(slot)];
+  const auto part = [&](const at::Tensor& buffer) { return owned_part(own, b, buffer); };
+  for (const at::Tensor& buffer : b.state) state.push_back(part(buffer));
+  for (const at::Tensor& buffer : b.scales) {
+    scales.push_back(owned_blocks_of(own, b, buffer));
+  }
   if (b.in_halves()) {
-    copy = store.part(slot, b.own);
-    low = store.part(slot, b.low);
+    copy = part(b.own);
+    low = part(b.low);
     return;
   }
-  master = store.part(slot, b.master);
-  if (b.has_master()) copy = store.part(slot, b.own);
+  master = part(b.master);
+  if (b.has_master()) copy = part(b.own);
 }
 
 ParamSlice ParamSlice::narrowed(int64_t from, int64_t size) const {

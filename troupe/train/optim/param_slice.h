@@ -14,7 +14,8 @@
 
 namespace troupe {
 
-// All flat and of one size, except for scales.
+// All flat and of one size, except for scales. `bucket`: of the store, or a window on one, which has
+// a part of its own range (train/optim/state_stream.h).
 struct ParamSlice {
   ParamSlice(const ParamStore& store, const Bucket& bucket, int64_t slot);
 

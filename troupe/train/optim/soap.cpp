@@ -67,6 +67,8 @@ class Soap : public Optimizer {
 
   std::vector<std::string> state_names(const Bucket&) const override { return {"m", "v"}; }
 
+  bool by_element(const Bucket& b) const override { return !b.key.matrix; }
+
   std::vector<SlotState> slot_states(const Param& p, const BucketKey& key) const override {
     std::vector<SlotState> out;
     if (!key.matrix) return out;

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "troupe/core/number/moment8.h"
+
 namespace troupe {
 
 at::Tensor joined(const at::Tensor& value, const at::Tensor& low) {
@@ -36,6 +38,13 @@ at::Tensor owned_part(const ParamSlot& slot, const Bucket& bucket, const at::Ten
   // Past the dispatcher: an update asks for hundreds.
   return at::native::as_strided_tensorimpl(buffer, {range.size}, {1},
                                            buffer.storage_offset() + from);
+}
+
+at::Tensor owned_blocks_of(const ParamSlot& slot, const Bucket& bucket, const at::Tensor& scales) {
+  const OwnedRange range = owned_range(slot, bucket);
+  if (range.size == 0) return scales.narrow(0, 0, 0);
+  const int64_t from = slot.offset + range.from - bucket.own_from;
+  return scales.narrow(0, from / kMomentBlock, moment_blocks(range.size));
 }
 
 }  // namespace troupe

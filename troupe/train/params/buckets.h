@@ -83,6 +83,8 @@ struct OwnedRange {
 };
 OwnedRange owned_range(const ParamSlot& slot, const Bucket& bucket);
 at::Tensor owned_part(const ParamSlot& slot, const Bucket& bucket, const at::Tensor& buffer);
+// The same of a buffer with a number for each block.
+at::Tensor owned_blocks_of(const ParamSlot& slot, const Bucket& bucket, const at::Tensor& scales);
 
 // A bucket's masters, or a part's of it, from their halves: a new tensor in f32.
 at::Tensor joined(const at::Tensor& value, const at::Tensor& low);

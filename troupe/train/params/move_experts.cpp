@@ -65,8 +65,9 @@ void move_bucket(ParamStore& store, Bucket& b, const std::vector<int64_t>& membe
   std::vector<at::Tensor> buffers = b.state;
   for (const at::Tensor& x : b.masters()) buffers.push_back(x);
   for (const at::Tensor& own : buffers) {
-    const at::Tensor whole = at::empty({b.size}, own.options());
-    owners.all_gather({whole}, {own.detach()}).wait();
+    const at::Tensor here = own.detach().to(b.own.device());  // a copy of what is on the host
+    const at::Tensor whole = at::empty({b.size}, here.options());
+    owners.all_gather({whole}, {here}).wait();
     for (const int64_t m : members) {
       const ParamStore::Slot& slot = store.slots()[static_cast<size_t>(m)];
       const Param& p = *slot.named.param;

@@ -11,6 +11,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/number/moment8.h"
 #include "troupe/ops/support/give_back.h"
+#include "troupe/ops/support/pinned_memory.h"
 
 namespace troupe {
 namespace {
@@ -38,9 +39,11 @@ int64_t slices_of(const Param& p) {
 }  // namespace
 
 ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& options,
-                       const std::function<BucketKey(const NamedParam&)>& key_of, Sharing sharing)
+                       const std::function<BucketKey(const NamedParam&)>& key_of, Sharing sharing,
+                       StateHome state_home)
     : sharing_(std::move(sharing)),
       options_(options),
+      state_home_(state_home),
       gradients_(buckets_, slots_, sum_type_of(sharing_, options), sharing_.alone) {
   for (NamedParam& named : params) {
     Param& p = *named.param;
@@ -76,9 +79,9 @@ void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
   const at::Tensor part_of_value = b.value.narrow(0, b.own_from, b.own_size);
   b.own = b.dropped_between_uses ? at::empty_like(part_of_value) : part_of_value;
   if (b.in_halves()) {
-    b.low = at::zeros({b.own_size}, options.dtype(at::kShort));
+    b.low = state_zeros(b.own_size, at::kShort);
   } else {
-    b.master = b.has_master() ? at::zeros({b.own_size}, options.dtype(at::kFloat)) : b.own;
+    b.master = b.has_master() ? state_zeros(b.own_size, at::kFloat) : b.own;
   }
   for (const int64_t s : b.members) {
     const Slot& slot = slots_[static_cast<size_t>(s)];
@@ -91,6 +94,11 @@ void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
                   .set_requires_grad(true);
   }
   if (b.dropped_between_uses) release_memory(b.value);
+}
+
+at::Tensor ParamStore::state_zeros(int64_t n, at::ScalarType type) const {
+  return state_home_ == StateHome::kHost ? pinned_zeros(n, type, options_.device())
+                                         : at::zeros({n}, options_.dtype(type));
 }
 
 const ShardMesh& ShardMeshes::of(const NamedParam& named) const {
@@ -205,13 +213,17 @@ void ParamStore::spread_loaded() {
   const at::NoGradGuard no_grad;
   for (Bucket& b : buckets_) {
     ProcessGroup& replicas = *b.mesh.replicate;
-    for (const at::Tensor& x : b.masters()) replicas.broadcast(x.detach(), 0).wait();
-    for (const at::Tensor& x : b.state) replicas.broadcast(x, 0).wait();
-    for (const at::Tensor& x : b.scales) replicas.broadcast(x, 0).wait();
+    const auto spread = [&](const at::Tensor& x) {
+      if (replicas.size() == 1) return;
+      const at::Tensor here = x.detach().to(b.own.device());  // a copy of what is on the host
+      replicas.broadcast(here, 0).wait();
+      if (!here.is_alias_of(x)) x.copy_(here);
+    };
+    for (const at::Tensor& x : b.masters()) spread(x);
+    for (const at::Tensor& x : b.state) spread(x);
+    for (const at::Tensor& x : b.scales) spread(x);
     for (const int64_t s : b.members) {
-      for (const at::Tensor& x : slots_[static_cast<size_t>(s)].state) {
-        replicas.broadcast(x, 0).wait();
-      }
+      for (const at::Tensor& x : slots_[static_cast<size_t>(s)].state) spread(x);
     }
   }
 }
@@ -233,7 +245,7 @@ OwnedRange ParamStore::owned(int64_t slot) const {
 std::vector<int64_t> ParamStore::owned_members(const Bucket& b) const {
   std::vector<int64_t> out;
   for (const int64_t slot : b.members) {
-    if (owned(slot).size > 0) out.push_back(slot);
+    if (owned_range(slots_[static_cast<size_t>(slot)], b).size > 0) out.push_back(slot);
   }
   return out;
 }
@@ -243,11 +255,7 @@ at::Tensor ParamStore::part(int64_t slot, const at::Tensor& buffer) const {
 }
 
 at::Tensor ParamStore::part_of_blocks(int64_t slot, const at::Tensor& scales) const {
-  const OwnedRange range = owned(slot);
-  if (range.size == 0) return scales.narrow(0, 0, 0);
-  const int64_t from =
-      slots_[static_cast<size_t>(slot)].offset + range.from - bucket_of(slot).own_from;
-  return scales.narrow(0, from / kMomentBlock, moment_blocks(range.size));
+  return owned_blocks_of(slots_[static_cast<size_t>(slot)], bucket_of(slot), scales);
 }
 
 }  // namespace troupe

@@ -55,6 +55,11 @@ struct Sharing {
   at::ScalarType sum_type = at::kFloat;
 };
 
+// Where masters beside the values, their lower halves, and the optimizer's state by element are: in
+// the device's memory, or in pinned host memory (train.offload_state), from which an update brings
+// them piece by piece (train/optim/state_stream.h).
+enum class StateHome { kDevice, kHost };
+
 class ParamStore {
  public:
   using Slot = ParamSlot;
@@ -62,7 +67,8 @@ class ParamStore {
   // Makes the values of all: trainable ones as views, the others (frozen, state) on their own.
   // `key_of` settles each trainable one's bucket.
   ParamStore(std::vector<NamedParam> params, const at::TensorOptions& options,
-             const std::function<BucketKey(const NamedParam&)>& key_of, Sharing sharing = {});
+             const std::function<BucketKey(const NamedParam&)>& key_of, Sharing sharing = {},
+             StateHome state_home = StateHome::kDevice);
   ParamStore(const ParamStore&) = delete;  // its gradients refer to it
   ParamStore& operator=(const ParamStore&) = delete;
 
@@ -80,7 +86,8 @@ class ParamStore {
   void drop(const std::vector<int64_t>& buckets);
   // Gives owners' masters and state to their replicas: rank 0 of mesh.replicate has loaded them.
   void spread_loaded();
-  bool reads_loaded(const Bucket& bucket) const;  // this rank is that rank 0
+  bool reads_loaded(const Bucket& bucket) const;                 // this rank is that rank 0
+  at::Tensor state_zeros(int64_t n, at::ScalarType type) const;  // [n] where state is
 
   std::vector<Bucket>& buckets() { return buckets_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -89,7 +96,8 @@ class ParamStore {
   const std::vector<NamedParam>& others() const { return others_; }  // not trained
   int64_t slot_of(const Param* param) const;                         // -1: not trained
   OwnedRange owned(int64_t slot) const;
-  std::vector<int64_t> owned_members(const Bucket& bucket) const;  // of which a part is here
+  // Of which a part is here; `bucket` is one of buckets(), or a window on its own range.
+  std::vector<int64_t> owned_members(const Bucket& bucket) const;
   // A slot's part of one of its bucket's own buffers.
   at::Tensor part(int64_t slot, const at::Tensor& buffer) const;
   at::Tensor part_of_blocks(int64_t slot, const at::Tensor& scales) const;  // the same of scales
@@ -102,6 +110,7 @@ class ParamStore {
 
   Sharing sharing_;
   at::TensorOptions options_;
+  StateHome state_home_;
   std::vector<Slot> slots_;
   std::vector<NamedParam> others_;
   std::vector<Bucket> buckets_;

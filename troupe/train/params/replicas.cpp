@@ -39,7 +39,10 @@ class Hashed {
     keys_.push_back(key);
     places_[key] = place;
     bytes_.push_back(static_cast<int64_t>(x.nbytes()));
-    hashes_.push_back(hash_bits(x));
+    at::Tensor hash = hash_bits(x);
+    // State in host memory is hashed there, and its hash goes to where the others are.
+    if (!hashes_.empty()) hash = hash.to(hashes_[0].device());
+    hashes_.push_back(std::move(hash));
   }
   Hashes take() const {
     if (keys_.empty()) return {};

@@ -47,6 +47,8 @@ std::vector<Excluded> of_run(const Recipe& r) {
       {r.train.loss == LossKind::kDpo, "train.loss",
        "dpo computes the reference before each step, which no graph holds; set it to "
        "cross_entropy"},
+      {r.train.offload_state, "train.offload_state",
+       "copies state from and to host memory between kernels; set it to false"},
       {!r.run.replay.empty(), "run.replay", "gives each step choices from a file; leave it out"},
       {r.data.documents != Documents::kNone, "data.documents",
        "gives attention other lengths in each step, from the host; set it to none"},

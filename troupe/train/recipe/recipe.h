@@ -53,6 +53,7 @@ struct TrainConfig {
   std::optional<BatchRamp> batch_ramp = {};
   std::string recompute = "none";  // blocks to recompute, as of model.moe.layers; "1": all
   int64_t offload_layers = 0;      // the first ones; train/step/activation_offload.h
+  bool offload_state = false;      // train/optim/state_stream.h
   LossScaleConfig loss_scale;      // fp16 alone
   SpikeConfig spike;
   int64_t max_skips = 5;    // steps in a row without a finite gradient before the run stops
@@ -87,6 +88,7 @@ struct TrainConfig {
       "Number of layers, the first ones, whose activations are in host memory between forward and "
       "backward; 0: none.",
       kNotNegative);
+    f("offload_state", c.offload_state, "Keeps masters and moments in pinned host memory.");
     f("loss_scale", c.loss_scale, "Dynamic loss scale, fp16 only.");
     f("spike", c.spike, "Detection of loss and gradient norm spikes.");
     f("max_skips", c.max_skips, "Consecutive steps without a finite gradient before the run stops.",
@@ -220,9 +222,8 @@ Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets
 void validate(const Recipe& recipe, const Sources& sources);
 
 int64_t batch_of(const Recipe& recipe);  // sequences of a full step
-// What follows from the recipe.
-struct RunPlan {
-  int64_t batch = 0;        // sequences of a full step
+struct RunPlan {                         // what follows from the recipe
+  int64_t batch = 0;                     // sequences of a full step
   int64_t micro_batch = 0;  // sequences; where the recipe has none, the first of micro_batches()
   Position run;             // how long it is
 };
@@ -239,7 +240,6 @@ Span expert_interval(const LogConfig& log, const Position& run);  // of per-expe
 
 // By block: whether train.recompute names it.
 std::vector<bool> recomputed_blocks(const Recipe& recipe);
-
 // The units of the first train.offload_layers blocks; unit 0 is the embedding.
 std::set<int> offloaded_units(const Recipe& recipe);
 

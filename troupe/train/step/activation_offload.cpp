@@ -3,23 +3,18 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Event.h>
 #include <c10/core/Storage.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <iterator>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/support/copy_lane.h"
 #include "troupe/ops/support/sole_storages.h"
 
 namespace troupe {
 namespace {
-
-using Mark = std::optional<c10::Event>;  // when copies have ended; none: they have
 
 int64_t bytes_in(const c10::Storage& storage) {
   return static_cast<int64_t>(storage.nbytes());
@@ -39,42 +34,6 @@ at::DataPtr taken_from(const c10::Storage& storage) {
 }  // namespace
 
 struct ActivationOffload::State {
-  // Copies beside computation: on a stream of their own, on a CPU by the caller.
-  class CopyLane {
-   public:
-    explicit CopyLane(const c10::Device& device) : device_(device) {
-      if (device.is_cpu()) return;
-      impl_.emplace(device.type());
-      stream_ = impl_->getStreamFromGlobalPool(device, /*isHighPriority=*/false);
-    }
-
-    // Copies that f issues run behind what the current stream has been given so far.
-    template <class F>
-    Mark run(F&& f) {
-      if (!stream_) {
-        f();
-        return {};
-      }
-      c10::Event before(device_.type()), after(device_.type());
-      before.record(impl_->getStream(device_));
-      before.block(*stream_);
-      const c10::StreamGuard guard(*stream_);
-      f();
-      after.record(*stream_);
-      return after;
-    }
-
-    // What the current stream is given from now on waits for the copies.
-    void wait(const Mark& mark) const {
-      if (mark) mark->block(impl_->getStream(device_));
-    }
-
-   private:
-    c10::Device device_;
-    std::optional<c10::impl::VirtualGuardImpl> impl_;
-    std::optional<c10::Stream> stream_;
-  };
-
   struct OnHost {
     c10::Storage storage;  // without memory until it is fetched
     at::Tensor bytes;
@@ -83,7 +42,7 @@ struct ActivationOffload::State {
   struct SentUnit {
     std::vector<OnHost> kept;
     bool fetched = false;
-    Mark ready = {};  // of the copies back
+    CopyMark ready = {};  // of the copies back
   };
 
   State(const c10::Device& on, size_t least) : device(on), least_bytes(least), lane(on) {}
@@ -93,7 +52,7 @@ struct ActivationOffload::State {
   CopyLane lane;
   std::map<Cell, SentUnit> sent;
   std::vector<at::DataPtr> leaving;  // is still being copied
-  Mark left;                         // when it has been
+  CopyMark left;                     // when it has been
   int64_t sent_bytes = 0;
 };
 

@@ -116,7 +116,8 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
   });
   store_ = std::make_unique<ParamStore>(
       std::move(params), at::TensorOptions(type_of(precision_)).device(device_),
-      [&](const NamedParam& named) { return bucket_key(base, named); }, setup_->sharing);
+      [&](const NamedParam& named) { return bucket_key(base, named); }, setup_->sharing,
+      recipe_.train.offload_state ? StateHome::kHost : StateHome::kDevice);
   store_->initialize_all(recipe_.train.seed);
   histories_ = fp8_histories(*model_);
   optimizer_ = std::visit([](const auto& c) { return c.build(); }, recipe_.train.optimizer);
@@ -127,13 +128,15 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
   if (recipe_.train.offload_layers > 0) {
     executor_->offload(offloaded_units(recipe_), std::make_unique<ActivationOffload>(device_));
   }
+  if (recipe_.train.offload_state) stream_ = std::make_unique<StateStream>(device_);
   update_ = std::make_unique<StepUpdate>(StepUpdate::Run{.recipe = recipe_,
                                                          .precision = precision_,
                                                          .setup = *setup_,
                                                          .faults = faults_,
                                                          .model = *model_,
                                                          .store = *store_,
-                                                         .optimizer = *optimizer_});
+                                                         .optimizer = *optimizer_,
+                                                         .stream = stream_.get()});
   if (recipe_.train.cuda_graph && why_no_graph(setup_->state.alone(), device_, faults_).empty()) {
     StepUpdate* const captured = update_in_graph(recipe_.train.optimizer) ? update_.get() : nullptr;
     graph_ = std::make_unique<StepGraph>(*model_, *store_, *executor_, captured,

@@ -20,6 +20,7 @@
 #include "troupe/train/layout/parallel_setup.h"
 #include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/observe/step_report.h"
+#include "troupe/train/optim/state_stream.h"
 #include "troupe/train/params/bad_values.h"
 #include "troupe/train/params/rebalance.h"
 #include "troupe/train/step/checkpoint_tensors.h"
@@ -107,6 +108,7 @@ class Learner {
   std::unique_ptr<CheckpointTensors> tensors_;
   std::shared_ptr<const ParallelSetup> setup_;
   std::unique_ptr<Executor> executor_;
+  std::unique_ptr<StateStream> stream_;  // null: the optimizer's state is on the device
   std::unique_ptr<StepUpdate> update_;
   std::unique_ptr<const Teacher> teacher_;  // null: none, or the head is another rank's
   std::unique_ptr<StepGraph> graph_;        // null: steps are eager

@@ -87,16 +87,25 @@ void StepUpdate::run(const StepOutput& output, const std::vector<double>& votes,
   if (!judge(found.seen.cpu(), state, report)) return;
   if (!report.skipped) {
     const Rates now{report.lr, report.weight_decay};
-    const at::Tensor scale = found.scale * factor;
-    for (Bucket& b : run_.store.buckets()) {
-      UpdateStep step = step_of(b, state, now);
-      step.grad_scale = scale;
-      run_.optimizer.update(run_.store, b, step);
-      b.stale = true;
-    }
+    update_all(now, found.scale * factor, state);
     spoil_first(run_.store, run_.faults.at("optim", state.done.steps));
   }
   count(state, report);
+}
+
+void StepUpdate::update_all(const Rates& rates, const at::Tensor& scale, const TrainState& state) {
+  const auto step_on = [&](const Bucket& b) {
+    UpdateStep step = step_of(b, state, rates);
+    step.grad_scale = scale;
+    return step;
+  };
+  if (run_.stream != nullptr) {
+    return run_.stream->update(run_.store, run_.optimizer, step_on);
+  }
+  for (Bucket& b : run_.store.buckets()) {
+    run_.optimizer.update(run_.store, b, step_on(b));
+    b.stale = true;
+  }
 }
 
 StepUpdate::Measured StepUpdate::measured(const StepOutput& output, const at::Tensor& factor,

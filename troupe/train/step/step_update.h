@@ -24,6 +24,7 @@
 #include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/observe/step_report.h"
 #include "troupe/train/optim/optimizer.h"
+#include "troupe/train/optim/state_stream.h"
 #include "troupe/train/params/param_store.h"
 #include "troupe/train/step/train_state.h"
 
@@ -40,6 +41,7 @@ class StepUpdate {
     Model& model;
     ParamStore& store;
     Optimizer& optimizer;
+    StateStream* stream = nullptr;  // null: state is on the device
   };
   explicit StepUpdate(const Run& run) : run_(run) {}
 
@@ -70,6 +72,7 @@ class StepUpdate {
   bool taught() const { return run_.recipe.train.teacher.has_value(); }
   bool prefers() const { return run_.recipe.train.loss == LossKind::kDpo; }
   int64_t extras() const { return taught() ? 2 : prefers() ? 3 : 0; }
+  void update_all(const Rates& rates, const at::Tensor& scale, const TrainState& state);
   UpdateStep step_of(const Bucket& bucket, const TrainState& state, const Rates& rates) const;
   Measured measured(const StepOutput& output, const at::Tensor& unscale,
                     const std::vector<double>& votes);
