@@ -1,6 +1,7 @@
 """Fine-tuning with model.lora: a tiny Qwen2-MoE of transformers is imported, trained with adapters on every target, and exported
 as PEFT's folder and merged. PEFT, transformers and this program must compute the same logits of it."""
 import json
+import shutil
 import unittest
 
 import peft
@@ -33,8 +34,9 @@ def apart(a, b):
 
 
 class Adapters(FolderTest):
-    def imported(self):
-        random_model(AutoConfig.for_model("qwen2_moe", **MODEL), torch.float32, std=0.15).save_pretrained(self.folder / "base")
+    def imported(self, seed=5):
+        random_model(AutoConfig.for_model("qwen2_moe", **MODEL), torch.float32, std=0.15, seed=seed).save_pretrained(
+            self.folder / "base")
         self.troupe("import", "base", "run")
 
     def write_recipe(self, lora, **checkpoint):
@@ -115,6 +117,83 @@ class Adapters(FolderTest):
         told = json.loads(self.troupe("diff", "run/step-000000", f"tuned/{newest}", "--only", "optimizer.*", "--json", code=1))
         self.assertGreater(told["tensors"], 0)
         self.assertEqual({d["name"] for d in told["differences"] if not d["name"].endswith(("lora_a", "lora_b"))}, set())
+
+    def newest(self, run="tuned"):
+        return max((self.folder / run).glob("step-*"))
+
+    def own_tensors(self, run="tuned"):
+        """The tensors that a run's newest checkpoint holds itself."""
+        lines = [line for file in self.newest(run).glob("*.jsonl") for line in file.read_text().splitlines()]
+        return {json.loads(line)["name"] for line in lines}
+
+    def test_245_a_checkpoint_holds_the_adapters_alone_and_names_its_base(self):
+        self.tuned()
+        names = self.own_tensors()
+        weights = {n for n in names if n.startswith("model.") and not n.endswith("previous_fractions")}
+        self.assertEqual({n for n in weights if not n.endswith(("lora_a", "lora_b"))}, set())
+        self.assertEqual(len(weights), 2 * (2 * 4 + 2 * 4 + 2 + 2 + 1))
+        base = json.loads((self.newest() / "manifest.json").read_text())["base"]
+        self.assertEqual((base["folder"], base["beside"]), ("run/step-000000", "../run/step-000000"))
+        self.assertIn("its base, run/step-000000", self.troupe("inspect", "tuned"))
+        self.assertEqual(json.loads(self.troupe("inspect", "tuned", "--json"))["base"], "run/step-000000")
+        self.assertIn("checkpoints leave out the frozen weights and name their base", (self.folder / "tuned/log.txt").read_text())
+        # With the frozen weights in it, a checkpoint says the same of every tensor.
+        self.troupe("train", "tune.yaml", "--quiet", "--set", "checkpoint.dir=whole", "--set", "checkpoint.base=saved")
+        self.assertNotIn("base", json.loads((self.newest("whole") / "manifest.json").read_text()))
+        self.assertGreater(len(self.own_tensors("whole")), len(names))
+        self.troupe("diff", "tuned", "whole", "--only", "model.*")
+        size = {run: sum(f.stat().st_size for f in self.newest(run).glob("*.safetensors")) for run in ("tuned", "whole")}
+        self.assertLess(size["tuned"], 0.6 * size["whole"])
+        self.troupe("eval", "tuned", "--set", "data.valid=[{kind: mock, documents: 2}]")
+
+    def test_245_a_run_resumes_with_its_base_in_any_layout(self):
+        self.imported()
+        self.write_recipe(LORA, every_steps=4, keep=0)
+        self.troupe("train", "tune.yaml", "--quiet")
+        want = self.losses("tuned")[4:]
+        for layout in ("{}", "{expert: 2}", "{shard: full}", "{pipeline: 2}"):
+            run = "again-" + "".join(c for c in layout if c.isalnum())
+            launched = () if layout == "{}" else ("launch", "-n", "2", "--quiet", "--")
+            shutil.copytree(self.folder / "tuned/step-000004", self.folder / run / "step-000004")
+            options = ["--set", f"checkpoint.dir={run}", "--set", f"parallel={layout}"]
+            self.troupe(*launched, "train", "tune.yaml", "--quiet", *options)
+            again = self.losses(run)
+            self.assertEqual(len(again), 4, layout)
+            for a, b in zip(want, again):
+                self.assertEqual(a, b) if layout == "{}" else self.assertLess(abs(a - b), 1e-4 * abs(a), layout)
+            self.assertNotIn("model.layers.0.attention.q.weight", self.own_tensors(run))
+            self.troupe("inspect", run)
+
+    def test_245_a_moved_base_is_named_and_a_changed_one_refused(self):
+        self.imported()
+        self.write_recipe(LORA, every_steps=4, keep=0)
+        self.troupe("train", "tune.yaml", "--quiet")
+        (self.folder / "run").rename(self.folder / "moved")
+        shutil.copytree(self.folder / "tuned/step-000004", self.folder / "again/step-000004")
+        again = ("train", "tune.yaml", "--quiet", "--set", "checkpoint.dir=again")
+        for words in (("inspect", "tuned"), ("diff", "tuned", "tuned"), again):
+            said = self.troupe(*words, code=4)
+            self.assertIn("E4010", said)
+            self.assertIn("run/step-000000: there is no checkpoint", said)
+        moved = ("--set", "checkpoint.init_from=moved")
+        self.troupe("eval", "tuned", "--set", "data.valid=[{kind: mock, documents: 2}]", *moved)
+        self.troupe(*again, *moved)
+        self.assertEqual(self.losses("again"), self.losses("tuned")[4:])
+        self.assertEqual(json.loads((self.newest("again") / "manifest.json").read_text())["base"]["folder"], "moved/step-000000")
+        # Another import in its place has other weights.
+        self.imported(seed=6)
+        said = self.troupe("inspect", "tuned", code=4)
+        self.assertIn("run/step-000000: holds other weights, whose hash is", said)
+
+    def test_245_a_run_whose_checkpoints_hold_the_base_goes_on_so(self):
+        self.imported()
+        self.write_recipe(LORA, every_steps=4, keep=0, base="saved")
+        self.troupe("train", "tune.yaml", "--quiet")
+        shutil.copytree(self.folder / "tuned/step-000004", self.folder / "again/step-000004")
+        shutil.rmtree(self.folder / "run")
+        self.troupe("train", "tune.yaml", "--quiet", "--set", "checkpoint.dir=again", "--set", "checkpoint.base=named")
+        self.assertEqual(self.losses("again"), self.losses("tuned")[4:])
+        self.troupe("diff", "again", "tuned")
 
     def losses(self, name):
         records = map(json.loads, (self.folder / name / "log.jsonl").read_text().splitlines())

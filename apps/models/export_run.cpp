@@ -118,7 +118,7 @@ ExportSource export_source(const std::string& path, const Log& log) {
     const Recipe recipe = load_recipe(run + "/recipe.yaml", {}, sources);
     out.model = recipe.model;
     const ModelConfig base = without_adapters(recipe.model);
-    if ((recipe.model.lora.on() || recipe.model.moe.ffn.lora.on()) && take_base(recipe, out)) {
+    if (has_adapters(recipe.model) && take_base(recipe, out)) {
       account(out);
       return out;
     }

@@ -278,6 +278,10 @@ std::vector<MoeUnit> moe_units(const ModelConfig& config) {
   return out;
 }
 
+bool has_adapters(const ModelConfig& c) {
+  return c.lora.on() || c.moe.ffn.lora.on();
+}
+
 int64_t num_moe_layers(const ModelConfig& c) {
   return count_moe_layers(c, c.layers);
 }
