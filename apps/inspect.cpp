@@ -171,6 +171,10 @@ void print_tensors(const TensorsSummary& s, bool all) {
 void print_manifest(const Manifest& m) {
   std::cout << "  step " << m.step << " of run " << m.run << ", written by " << m.version
             << (m.bad ? ", tagged bad" : "") << '\n';
+  if (m.base) {
+    std::cout << "  trained weights alone; the frozen ones are those of its base, "
+              << m.base->folder << '\n';
+  }
   if (m.score) std::cout << "  validation loss " << *m.score << '\n';
 }
 

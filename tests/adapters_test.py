@@ -1,6 +1,7 @@
 """Fine-tuning with model.lora: a tiny Qwen2-MoE of transformers is imported, trained with adapters on every target, and exported
 as PEFT's folder and merged. PEFT, transformers and this program must compute the same logits of it."""
 import json
+import shutil
 import unittest
 
 import peft
@@ -33,8 +34,9 @@ def apart(a, b):
 
 
 class Adapters(FolderTest):
-    def imported(self):
-        random_model(AutoConfig.for_model("qwen2_moe", **MODEL), torch.float32, std=0.15).save_pretrained(self.folder / "base")
+    def imported(self, seed=5):
+        random_model(AutoConfig.for_model("qwen2_moe", **MODEL), torch.float32, std=0.15, seed=seed).save_pretrained(
+            self.folder / "base")
         self.troupe("import", "base", "run")
 
     def write_recipe(self, lora, **checkpoint):
@@ -115,6 +117,157 @@ class Adapters(FolderTest):
         told = json.loads(self.troupe("diff", "run/step-000000", f"tuned/{newest}", "--only", "optimizer.*", "--json", code=1))
         self.assertGreater(told["tensors"], 0)
         self.assertEqual({d["name"] for d in told["differences"] if not d["name"].endswith(("lora_a", "lora_b"))}, set())
+
+    def newest(self, run="tuned"):
+        return max((self.folder / run).glob("step-*"))
+
+    def own_tensors(self, run="tuned"):
+        """The tensors that a run's newest checkpoint holds itself."""
+        lines = [line for file in self.newest(run).glob("*.jsonl") for line in file.read_text().splitlines()]
+        return {json.loads(line)["name"] for line in lines}
+
+    def test_245_a_checkpoint_holds_the_adapters_alone_and_names_its_base(self):
+        self.tuned()
+        names = self.own_tensors()
+        weights = {n for n in names if n.startswith("model.") and not n.endswith("previous_fractions")}
+        self.assertEqual({n for n in weights if not n.endswith(("lora_a", "lora_b"))}, set())
+        self.assertEqual(len(weights), 2 * (2 * 4 + 2 * 4 + 2 + 2 + 1))
+        base = json.loads((self.newest() / "manifest.json").read_text())["base"]
+        self.assertEqual((base["folder"], base["beside"]), ("run/step-000000", "../run/step-000000"))
+        self.assertIn("its base, run/step-000000", self.troupe("inspect", "tuned"))
+        self.assertEqual(json.loads(self.troupe("inspect", "tuned", "--json"))["base"], "run/step-000000")
+        self.assertIn("checkpoints leave out the frozen weights and name their base", (self.folder / "tuned/log.txt").read_text())
+        # With the frozen weights in it, a checkpoint says the same of every tensor.
+        self.troupe("train", "tune.yaml", "--quiet", "--set", "checkpoint.dir=whole", "--set", "checkpoint.base=saved")
+        self.assertNotIn("base", json.loads((self.newest("whole") / "manifest.json").read_text()))
+        self.assertGreater(len(self.own_tensors("whole")), len(names))
+        self.troupe("diff", "tuned", "whole", "--only", "model.*")
+        size = {run: sum(f.stat().st_size for f in self.newest(run).glob("*.safetensors")) for run in ("tuned", "whole")}
+        self.assertLess(size["tuned"], 0.6 * size["whole"])
+        self.troupe("eval", "tuned", "--set", "data.valid=[{kind: mock, documents: 2}]")
+
+    def test_245_a_run_resumes_with_its_base_in_any_layout(self):
+        self.imported()
+        self.write_recipe(LORA, every_steps=4, keep=0)
+        self.troupe("train", "tune.yaml", "--quiet")
+        want = self.losses("tuned")[4:]
+        for layout in ("{}", "{expert: 2}", "{shard: full}", "{pipeline: 2}"):
+            run = "again-" + "".join(c for c in layout if c.isalnum())
+            launched = () if layout == "{}" else ("launch", "-n", "2", "--quiet", "--")
+            shutil.copytree(self.folder / "tuned/step-000004", self.folder / run / "step-000004")
+            options = ["--set", f"checkpoint.dir={run}", "--set", f"parallel={layout}"]
+            self.troupe(*launched, "train", "tune.yaml", "--quiet", *options)
+            again = self.losses(run)
+            self.assertEqual(len(again), 4, layout)
+            for a, b in zip(want, again):
+                self.assertEqual(a, b) if layout == "{}" else self.assertLess(abs(a - b), 1e-4 * abs(a), layout)
+            self.assertNotIn("model.layers.0.attention.q.weight", self.own_tensors(run))
+            self.troupe("inspect", run)
+
+    def test_245_a_moved_base_is_named_and_a_changed_one_refused(self):
+        self.imported()
+        self.write_recipe(LORA, every_steps=4, keep=0)
+        self.troupe("train", "tune.yaml", "--quiet")
+        (self.folder / "run").rename(self.folder / "moved")
+        shutil.copytree(self.folder / "tuned/step-000004", self.folder / "again/step-000004")
+        again = ("train", "tune.yaml", "--quiet", "--set", "checkpoint.dir=again")
+        for words in (("inspect", "tuned"), ("diff", "tuned", "tuned"), again):
+            said = self.troupe(*words, code=4)
+            self.assertIn("E4010", said)
+            self.assertIn("run/step-000000: there is no checkpoint", said)
+        moved = ("--set", "checkpoint.init_from=moved")
+        self.troupe("eval", "tuned", "--set", "data.valid=[{kind: mock, documents: 2}]", *moved)
+        self.troupe(*again, *moved)
+        self.assertEqual(self.losses("again"), self.losses("tuned")[4:])
+        self.assertEqual(json.loads((self.newest("again") / "manifest.json").read_text())["base"]["folder"], "moved/step-000000")
+        # Another import in its place has other weights.
+        self.imported(seed=6)
+        said = self.troupe("inspect", "tuned", code=4)
+        self.assertIn("run/step-000000: holds other weights, whose hash is", said)
+
+    def test_245_a_run_whose_checkpoints_hold_the_base_goes_on_so(self):
+        self.imported()
+        self.write_recipe(LORA, every_steps=4, keep=0, base="saved")
+        self.troupe("train", "tune.yaml", "--quiet")
+        shutil.copytree(self.folder / "tuned/step-000004", self.folder / "again/step-000004")
+        shutil.rmtree(self.folder / "run")
+        self.troupe("train", "tune.yaml", "--quiet", "--set", "checkpoint.dir=again", "--set", "checkpoint.base=named")
+        self.assertEqual(self.losses("again"), self.losses("tuned")[4:])
+        self.troupe("diff", "again", "tuned")
+
+    def import_adapter(self, run="start"):
+        return json.loads(self.troupe("import", "run", run, "--adapter", "adapter", "--json"))
+
+    def test_245_an_exported_adapter_is_imported_bit_for_bit(self):
+        self.tuned()
+        for version in ("0.19", "0.18"):
+            self.export_adapter("--peft", version)
+            run = f"start-{version}"
+            told = self.import_adapter(run)
+            self.assertEqual((told["rank"], told["alpha"], told["targets"], told["added"]), (3, 6, TARGETS, 0))
+            self.troupe("export", run, "--adapter", "again", "--peft", version, "--force")
+            self.assertEqual((self.folder / "again/adapter_model.safetensors").read_bytes(),
+                             (self.folder / "adapter/adapter_model.safetensors").read_bytes(), version)
+        # Trained on, from the factors and the base's weights.
+        self.write_recipe(LORA, dir="further", init_from="start-0.19/step-000000")
+        self.troupe("train", "tune.yaml", "--quiet")
+        base = json.loads((self.newest("further") / "manifest.json").read_text())["base"]["folder"]
+        self.assertEqual(base, "start-0.19/step-000000")
+        self.troupe("export", "further", "--adapter", "adapter", "--force")
+        self.assertNotEqual(self.losses("further")[0], self.losses("tuned")[0])
+
+    def made_by_peft(self, **config):
+        """Saves an adapter of random factors; returns PEFT's logits with it."""
+        model = peft.get_peft_model(load(self.folder / "base"), peft.LoraConfig(task_type="CAUSAL_LM", r=3, lora_alpha=6, **config))
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if "lora_" in name:
+                    p.normal_(std=0.2)
+        model.eval().save_pretrained(self.folder / "adapter")
+        return logits(model)
+
+    def start_merged(self):
+        self.troupe("export", "start", "merged", "--merge", "--dtype", "float32", "--check-logits", "--force")
+        return logits(load(self.folder / "merged"))
+
+    def test_245_an_adapter_of_peft_is_imported(self):
+        self.imported()
+        # Two matrices of attention: the others of the target begin without effect.
+        theirs = self.made_by_peft(target_modules=["q_proj", "v_proj"], use_rslora=True)
+        told = self.import_adapter()
+        self.assertEqual((told["rank"], told["targets"], told["tensors"], told["added"]), (3, ["attention"], 8, 4))
+        self.assertGreater(apart(theirs, logits(load(self.folder / "base"))), 0.01)
+        self.assertLess(apart(self.start_merged(), theirs), 1e-4)
+        # Everything, with an A each for gate_proj and up_proj.
+        for path in ("start", "adapter"):
+            shutil.rmtree(self.folder / path)
+        theirs = self.made_by_peft(
+            target_modules=[f"self_attn.{p}_proj" for p in "qkvo"] +
+            [f"mlp.{part}{p}_proj" for part in ("", "shared_expert.") for p in ("gate", "up", "down")],
+            target_parameters=["mlp.experts.down_proj", "mlp.experts.gate_up_proj", "mlp.gate.weight"])
+        told = self.import_adapter()
+        self.assertEqual((told["rank"], told["alpha"], told["targets"], told["added"]), (6, 12, TARGETS, 0))
+        self.assertLess(apart(self.start_merged(), theirs), 1e-4)
+
+    def test_245_an_adapter_that_does_not_fit_is_refused_by_name(self):
+        self.imported()
+        self.made_by_peft(target_modules=["q_proj"])
+        file = self.folder / "adapter/adapter_config.json"
+        config = json.loads(file.read_text())
+        for change, said in (({"use_dora": True}, "use_dora is true, which the adapters of this program do not have"),
+                             ({"modules_to_save": ["lm_head"]}, "modules_to_save is"), ({"bias": "all"}, "bias is"),
+                             ({"rank_pattern": {"q_proj": 4}}, "rank_pattern is"), ({"peft_type": "IA3"}, "peft_type is"),
+                             ({"init_lora_weights": "pissa"}, "which changes the base's weights"), ({"r": 4}, "of rank 4")):
+            file.write_text(json.dumps(config | change))
+            self.assertIn(said, self.troupe("import", "run", "x", "--adapter", "adapter", code=4))
+        file.write_text(json.dumps(config))
+        self.assertIn("is a Hugging Face folder", self.troupe("import", "base", "x", "--adapter", "adapter", code=2))
+        shutil.rmtree(self.folder / "adapter")
+        self.made_by_peft(target_modules=["q_proj", "lm_head"])
+        said = self.troupe("import", "run", "x", "--adapter", "adapter", code=4)
+        self.assertIn("base_model.model.lm_head.lora_A.weight", said)
+        self.assertFalse((self.folder / "x").exists())
+        self.assertIn("--dtype", self.troupe("import", "run", "x", "--adapter", "adapter", "--dtype", "float32", code=2))
 
     def losses(self, name):
         records = map(json.loads, (self.folder / name / "log.jsonl").read_text().splitlines())

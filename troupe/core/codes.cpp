@@ -128,6 +128,12 @@ std::string_view explain(Code code) {
     case Code::kOtherFormat:
       return "The checkpoint was written by a newer version, in a format that this one does not "
              "know. Use at least the version that the message names.";
+    case Code::kOtherBase:
+      return "A checkpoint of adapters holds what was trained alone, and the checkpoint with the "
+             "frozen weights, its base, is gone or has other weights now. The message lists where "
+             "it was looked for. Name the place that it was moved to in checkpoint.init_from, or "
+             "import the same weights again; `checkpoint.base: saved` keeps them in each "
+             "checkpoint.";
     case Code::kNonFinite:
       return "The loss or a gradient is NaN or infinite. It was found before the update, so the "
              "weights are as they were; the message names what was computed wrong first. More than "

@@ -56,6 +56,7 @@ enum class Code {
   kForeignCheckpoint = 4007,
   kBadModelConfig = 4008,
   kOtherFormat = 4009,
+  kOtherBase = 4010,
   kNonFinite = 5001,
   kRankLost = 6001,
   kNoRendezvous = 6002,

@@ -35,6 +35,7 @@ struct Fields {
   bool bad = false;
   std::optional<double> score;
   std::vector<Item> fingerprint;
+  std::optional<BaseCheckpoint> base;
   std::vector<ShardInfo> shards;
 
   static void visit(auto& m, auto&& f) {
@@ -46,6 +47,7 @@ struct Fields {
     f("bad", m.bad);
     f("score", m.score);
     f("fingerprint", m.fingerprint);
+    f("base", m.base);
     f("shards", m.shards);
   }
 };
@@ -117,7 +119,8 @@ std::string to_json(const Manifest& m) {
   TROUPE_CHECK(parse_json(m.scalars_text, "scalars").kind == Yaml::Kind::kMap,
                "the scalars must be one JSON object");
   std::string text =
-      std::string(kHead) + std::string(kZeros) + "\",\n\"format\":" + std::to_string(m.format) +
+      std::string(kHead) + std::string(kZeros) +
+      "\",\n\"format\":" + std::to_string(std::max(m.format, m.base ? kCheckpointFormat : 1)) +
       ",\"version\":" + to_text(version()) + ",\"run\":" + to_text(m.run) +
       ",\"step\":" + std::to_string(m.step) + ",\"bad\":" + to_text(m.bad) +
       ",\"score\":" + (m.score ? to_text(*m.score) : "null") + ",\n\"fingerprint\":[";
@@ -125,7 +128,9 @@ std::string to_json(const Manifest& m) {
   for (const auto& [name, value] : m.fingerprint) {
     text += std::exchange(separator, ",\n") + json_of(Item{name, value});
   }
-  text += "],\n\"scalars\":" + m.scalars_text + ",\n\"shards\":[\n";
+  text += "],\n";
+  if (m.base) text.append("\"base\":").append(json_of(*m.base)).append(",\n");
+  text += "\"scalars\":" + m.scalars_text + ",\n\"shards\":[\n";
   separator = "";
   for (const ShardInfo& shard : m.shards) text += std::exchange(separator, ",\n") + json_of(shard);
   text += "]}\n";
@@ -166,6 +171,7 @@ Manifest parse_manifest(const std::string& text, const std::string& file) {
   for (Item& item : fields.fingerprint) {
     out.fingerprint.emplace_back(std::move(item.name), std::move(item.value));
   }
+  out.base = std::move(fields.base);
   out.shards = std::move(fields.shards);
   std::set<std::string_view>
       names;  // one named twice would be read, and its tensors counted, twice

@@ -3,9 +3,11 @@
 //
 //   {"checksum":"..", "format":1, "version", "run", "step", "bad", "score",
 //    "fingerprint":[{"name","value"}], "scalars":{..},
+//    "base":{"folder","beside","hash"},
 //    "shards":[{"file","bytes","header","index","index_bytes","index_hash","tensors","unsound"}]}
-// `checksum` is XXH3 of the text with 16 zeros in its own place. A shard's index is a file of its
-// own, so that ranks write theirs side by side: a line a tensor, in the order of the data,
+// `base` (base.h) is there where the checkpoint lacks the frozen weights: format 2. `checksum` is
+// XXH3 of the text with 16 zeros in its own place. A shard's index is a file of its own, so that
+// ranks write theirs side by side: a line a tensor, in the order of the data,
 //   {"name","dtype","global","offset","size","hash"}
 // So every byte of the folder is under a checksum: `header` of what stands before a shard's data,
 // `hash` of each tensor, `index_hash`, `checksum`.
@@ -24,11 +26,18 @@
 
 namespace troupe {
 
-inline constexpr int64_t kCheckpointFormat = 1;
+inline constexpr int64_t kCheckpointFormat = 2;  // the newest; 1: without a base
 inline constexpr char kManifestName[] = "manifest.json";
 
 // What must not differ when a run resumes: ("data.train", its hash), ("model.moe.experts", "8").
 using Fingerprint = std::vector<std::pair<std::string, std::string>>;
+
+// Where a shard of a base stands, and whose it is.
+struct ShardHome {
+  int64_t depth = 0;  // 0: the checkpoint's own; 1: its base's; 2: that one's base's
+  std::string folder = "", run = "";
+  int64_t step = 0;
+};
 
 struct ShardInfo {
   std::string file;  // "shard-00000-000.safetensors"
@@ -39,6 +48,7 @@ struct ShardInfo {
   std::string index_hash;
   int64_t tensors = 0;
   int64_t unsound = 0;  // NaN and infinite numbers among its floats
+  ShardHome home = {};  // not written: with_base() sets it
 
   static void visit(auto& s, auto&& f) {
     f("file", s.file);
@@ -52,14 +62,28 @@ struct ShardInfo {
   }
 };
 
+// The checkpoint that has the weights which this one lacks.
+struct BaseCheckpoint {
+  std::string folder = "";  // RUN/step-000000, as the run was told
+  std::string beside = "";  // the same, from the folder of the run that names it
+  std::string hash = "";    // base_hash()
+
+  static void visit(auto& b, auto&& f) {
+    f("folder", b.folder);
+    f("beside", b.beside);
+    f("hash", b.hash);
+  }
+};
+
 struct Manifest {
-  int64_t format = kCheckpointFormat;
+  int64_t format = 1;        // at least 2 is written where there is a base
   std::string version = "";  // of the program that wrote it; 0.1.0 where it does not say
   std::string run = "";      // the run's id
   int64_t step = 0;
   bool bad = false;                  // saved with NaN in the weights: never resumed by itself
   std::optional<double> score = {};  // validation loss
   Fingerprint fingerprint = {};
+  std::optional<BaseCheckpoint> base = {};
   Yaml scalars = {};                // the trainer's state: an object, as it was read
   std::string scalars_text = "{}";  // the same as JSON, as it is written
   std::vector<ShardInfo> shards = {};

@@ -2,17 +2,21 @@
 
 #include <utility>
 
+#include "troupe/checkpoint/files/base.h"
+
 namespace troupe {
 
 CheckpointReader::CheckpointReader(std::string folder)
-    : CheckpointReader(folder, read_manifest(folder)) {}
+    : CheckpointReader(folder, with_base(read_manifest(folder), folder)) {}
 
 CheckpointReader::CheckpointReader(std::string folder, Manifest manifest)
     : files_(std::move(folder), std::move(manifest)) {
   for (size_t i = 0; i < files_.manifest().shards.size(); ++i) {
     const ShardInfo& info = files_.manifest().shards[i];
+    int64_t at = 0;
     for (const StoredTensor& stored : read_index(files_.folder(), info)) {
-      add_slice(tensors_, stored, i, files_.folder() + '/' + info.index);
+      const int64_t bytes = stored.tensor.bytes();
+      add_slice(tensors_, stored, {i, std::exchange(at, at + bytes)}, files_.folder(), info);
     }
   }
   require_covered(tensors_, files_.folder());

@@ -21,8 +21,10 @@ class CheckpointReader {
  public:
   using Tensor = WholeTensor;
 
-  // Reads manifest and indexes and compares their checksums; throws E4002, E4004.
+  // Reads manifest and indexes, those of its base too (base.h), and compares their checksums;
+  // throws E4002, E4004, E4010.
   explicit CheckpointReader(std::string folder);
+  // Of the manifest's shards alone: with_base() adds those of a base.
   CheckpointReader(std::string folder, Manifest manifest);
 
   const std::string& folder() const { return files_.folder(); }

@@ -79,7 +79,9 @@ ShardFiles::ShardFiles(std::string folder, Manifest manifest)
 
 std::vector<std::string> ShardFiles::extra_files() const {
   std::set<std::string> known;
-  for (const ShardInfo& shard : manifest_.shards) known.insert(shard.file);
+  for (const ShardInfo& shard : manifest_.shards) {
+    if (shard.home.depth == 0) known.insert(shard.file);
+  }
   std::vector<std::string> out;
   std::error_code error;
   for (std::filesystem::directory_iterator it(folder_, error), end; !error && it != end;
@@ -102,7 +104,7 @@ const SafetensorsFile& ShardFiles::shard(size_t i) const {
   // Where it throws the flag stays unset, and the next try opens the file again.
   std::call_once(out.once, [&] {
     const ShardInfo& info = manifest_.shards[i];
-    const std::string path = folder_ + '/' + info.file;
+    const std::string path = place_of(folder_, info) + '/' + info.file;
     std::unique_ptr<SafetensorsFile> file;
     try {
       file = std::make_unique<SafetensorsFile>(path);
@@ -114,10 +116,12 @@ const SafetensorsFile& ShardFiles::shard(size_t i) const {
     }
     const std::string* const run = file->find_metadata("troupe.run");
     const std::string* const step = file->find_metadata("troupe.step");
-    const std::string wanted = std::to_string(manifest_.step);
-    if (run == nullptr || step == nullptr || *run != manifest_.run || *step != wanted) {
+    const bool own = info.home.depth == 0;
+    const std::string wanted = std::to_string(own ? manifest_.step : info.home.step);
+    const std::string& of_run = own ? manifest_.run : info.home.run;
+    if (run == nullptr || step == nullptr || *run != of_run || *step != wanted) {
       fail(Code::kDamagedCheckpoint, path, "belongs to run", run ? *run : "?", "step",
-           step ? *step : "?", "and the manifest to run", manifest_.run, "step", wanted);
+           step ? *step : "?", "and the manifest to run", of_run, "step", wanted);
     }
     if (const std::string found = hex(file->header_hash()); found != info.header) {
       fail(Code::kDamagedCheckpoint, path, "is damaged: its header's checksum is", found,
@@ -132,7 +136,8 @@ int64_t ShardFiles::read_slice(const TensorBox& wanted, const WholeTensor::Slice
                                std::span<std::byte> out, const Faults& faults) const {
   for (int attempt = 1;; ++attempt) {
     try {
-      const std::string path = folder_ + '/' + manifest_.shards[slice.shard].file;
+      const ShardInfo& info = manifest_.shards[slice.shard];
+      const std::string path = place_of(folder_, info) + '/' + info.file;
       if (faults.at("load.read", manifest_.step) == FaultAction::kEio) {
         fail_file(Code::kUnreadableCheckpoint, path, "read", EIO);
       }

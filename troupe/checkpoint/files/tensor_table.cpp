@@ -11,8 +11,12 @@ constexpr int64_t kLongestShardIndex = int64_t{1} << 30;  // bytes: some million
 
 }  // namespace
 
+const std::string& place_of(const std::string& folder, const ShardInfo& info) {
+  return info.home.depth == 0 ? folder : info.home.folder;
+}
+
 std::vector<StoredTensor> read_index(const std::string& folder, const ShardInfo& info) {
-  const std::string path = folder + '/' + info.index;
+  const std::string path = place_of(folder, info) + '/' + info.index;
   const std::string text = read_file(path, Code::kUnreadableCheckpoint, kLongestShardIndex);
   if (const std::string found = hex(hash64(text)); found != info.index_hash) {
     fail(Code::kDamagedCheckpoint, path, "is damaged: its checksum is", found, "and should be",
@@ -30,17 +34,21 @@ std::vector<StoredTensor> read_index(const std::string& folder, const ShardInfo&
   return out;
 }
 
-void add_slice(TensorTable& table, const StoredTensor& stored, size_t shard,
-               const std::string& index_path) {
+void add_slice(TensorTable& table, const StoredTensor& stored, SlicePlace place,
+               const std::string& folder, const ShardInfo& info) {
   const TensorBox& t = stored.tensor;
-  WholeTensor& tensor =
-      table.try_emplace(t.name, WholeTensor{t.element, t.box.global, {}}).first->second;
+  const int64_t depth = info.home.depth;
+  if (depth > 0 && !t.name.starts_with("model.")) return;
+  const WholeTensor first{t.element, t.box.global, {}, depth};
+  WholeTensor& tensor = table.try_emplace(t.name, first).first->second;
+  if (tensor.depth < depth) return;
+  if (tensor.depth > depth) tensor = first;
   if (tensor.element != t.element || tensor.global != t.box.global) {
-    fail(Code::kDamagedCheckpoint, index_path, "tensor", t.name, "is", name_of(t.element),
-         to_text(t.box.global), "here and", name_of(tensor.element), to_text(tensor.global),
-         "elsewhere");
+    fail(Code::kDamagedCheckpoint, place_of(folder, info) + '/' + info.index, "tensor", t.name,
+         "is", name_of(t.element), to_text(t.box.global), "here and", name_of(tensor.element),
+         to_text(tensor.global), "elsewhere");
   }
-  tensor.slices.push_back({shard, t.box, stored.hash, stored_name(t)});
+  tensor.slices.push_back({place.shard, t.box, stored.hash, stored_name(t), place.at});
 }
 
 void require_covered(const TensorTable& table, const std::string& folder) {

@@ -38,6 +38,13 @@ constexpr auto names_of(OnError) {
                     Named{"pause", OnError::kPause}};
 }
 
+// The frozen weights of a run with adapters that began from init_from: its checkpoints name the
+// base that has them, or hold them too.
+enum class SavedBase { kNamed, kSaved };
+constexpr auto names_of(SavedBase) {
+  return std::array{Named{"named", SavedBase::kNamed}, Named{"saved", SavedBase::kSaved}};
+}
+
 struct CheckpointConfig {
   std::string dir;               // the run folder
   Duration every = minutes(30);  // 0: not by time
@@ -52,8 +59,9 @@ struct CheckpointConfig {
   Duration pause = seconds(10);
   Resume resume = {};
   std::string init_from = "";  // a run's folder or one of its steps: weights alone, step 0
-  bool cast = false;           // loads other floating element types too, with a line each
-  bool strict = false;         // NaN in a loaded weight, too little disk: errors
+  SavedBase base = SavedBase::kNamed;
+  bool cast = false;    // loads other floating element types too, with a line each
+  bool strict = false;  // NaN in a loaded weight, too little disk: errors
   std::vector<std::string> waive_missing = {};  // names; a * stands for any text
   std::vector<std::string> waive_unused = {};
   std::vector<std::string> waive_changed = {};  // of the fingerprint: what may differ on resume
@@ -75,6 +83,9 @@ struct CheckpointConfig {
     f("init_from", c.init_from,
       "Run folder (its newest step), or one step of it, for the initial weights; starts at step "
       "0.");
+    f("base", c.base,
+      "Frozen weights beside adapters that come from init_from: named, checkpoints say where they "
+      "are; saved, they hold them.");
     f("cast", c.cast, "Casts tensors of other floating-point types on load, with a log line each.");
     f("strict", c.strict, "Fails on NaN in a loaded weight, or on too little disk space.");
     f("waive_missing", c.waive_missing, "Tensors that the checkpoint may lack; * for any text.");

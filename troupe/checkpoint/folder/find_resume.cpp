@@ -178,4 +178,12 @@ ResumePoint find_step(const RunPath& path) {
   return {path.step, check_complete(path.step), {}};
 }
 
+std::string place_of_step(const std::string& path) {
+  try {
+    return find_step(run_path(path)).folder;
+  } catch (const Error&) {  // who looks there says what is missing
+    return path;
+  }
+}
+
 }  // namespace troupe

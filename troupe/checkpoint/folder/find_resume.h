@@ -42,6 +42,9 @@ RunPath run_path(std::string path);
 // That step, or the run's newest complete one; throws E4002.
 ResumePoint find_step(const RunPath& path);
 
+// The folder of that step; the path itself where it names none.
+std::string place_of_step(const std::string& path);
+
 std::string step_name(int64_t step);                          // "step-001200"
 std::optional<int64_t> step_of(const std::string& name);      // of a folder's name
 std::vector<int64_t> steps_in(const std::string& run);        // ascending; folders alone

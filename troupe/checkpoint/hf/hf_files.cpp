@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "troupe/checkpoint/files/base.h"
 #include "troupe/checkpoint/files/reader.h"
 #include "troupe/checkpoint/folder/run_folder.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
@@ -274,7 +275,8 @@ int64_t export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::
 }
 
 TensorOf tensors_of_checkpoint(const std::string& folder) {
-  const auto reader = std::make_shared<CheckpointReader>(folder, check_complete(folder));
+  const auto reader =
+      std::make_shared<CheckpointReader>(folder, with_base(check_complete(folder), folder));
   return [reader](const std::string& ours) {
     const std::string name = "model." + ours;
     const CheckpointReader::Tensor* const t = reader->find(name);

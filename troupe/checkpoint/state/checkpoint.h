@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -103,6 +104,8 @@ class CheckpointState {
   const std::vector<Part>& parts() const { return parts_; }
   const std::vector<std::string>& lackable() const { return may_lack_; }
   int64_t owned_bytes() const;  // what a save of this rank writes
+  // Those parts of another state whose names `keeps` lets pass.
+  void take(const CheckpointState& other, const std::function<bool(const std::string&)>& keeps);
 
  private:
   std::vector<Part> parts_;
@@ -150,22 +153,25 @@ struct LoadOptions {
   std::vector<std::string> waive_unused = {};   // in the checkpoint, not in the state
   bool cast = false;
   bool strict = false;
+  std::string base_at = "";  // a base's run or step that was moved there (files/base.h)
   int64_t buffer_bytes = int64_t{64} << 20;  // read at a time to be sent, by a rank; or one slice
   int threads = 4;
 };
 
 struct Loaded {
-  ResumePoint point;
+  ResumePoint point;        // its base, where it has one, as it was found
   int64_t bytes_read = 0;   // by this rank, of tensors
   int64_t index_bytes = 0;  // by this rank, of index files and of shards' headers
   double seconds = 0;
+  // Names of this rank's parts: those that the checkpoint itself had, and its base.
+  std::set<std::string> own = {}, based = {};
   std::vector<std::string> notes = {};  // steps passed over, casts, NaN, waived names: for the log
 };
 
-// Fills the state from a checkpoint, each byte checked against its checksum. A byte of a tensor is
-// read by one rank, which sends the others what they need of it, and so is a byte of an index file
-// (load_plan.h). All missing, unused, reshaped and retyped names are one Error (E4005); rank 0 tells
-// of the unused ones.
+// Fills the state from a checkpoint and its base, each byte checked against its checksum. A byte of
+// a tensor is read by one rank, which sends the others what they need of it, and so is a byte of an
+// index file (load_plan.h). All missing, unused, reshaped and retyped names are one Error (E4005);
+// rank 0 tells of the unused ones.
 Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
             const CheckpointGroup& group, const Faults& faults);
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "troupe/checkpoint/files/base.h"
 #include "troupe/checkpoint/files/names.h"
 #include "troupe/checkpoint/files/shard_files.h"
 #include "troupe/checkpoint/folder/waive_option.h"
@@ -66,6 +67,7 @@ class Matching {
         ++lacking;
       } else if (stored.stored) {
         compare(t, stored);
+        (stored.based ? based : own).insert(t.name);
       } else if (matches_any(options_.waive_missing, t.name)) {
         notes.push_back("waived: " + t.name + " is not in the checkpoint and stays as it was");
       } else {
@@ -105,6 +107,7 @@ class Matching {
   }
 
   std::vector<std::string> faults, notes;
+  std::set<std::string> own, based;  // names of parts, by where they are
 
  private:
   void add_missing(const std::vector<const TensorBox*>& missing, bool guesses) {
@@ -249,11 +252,29 @@ int64_t index_bytes(const ShardFiles& files, const CheckpointGroup& group) {
   return out;
 }
 
+// Rank 0 looks, so that what is wrong is told once; then the others.
+Manifest with_base_on_all(const ResumePoint& point, const std::string& base_at,
+                          const CheckpointGroup& group) {
+  Manifest out = point.manifest;
+  if (!out.base) return out;
+  for (const bool first : {true, false}) {
+    run_on_all(group, [&] {
+      if (first == (group.rank == 0)) {
+        out =
+            with_base(point.manifest, point.folder, base_at.empty() ? "" : place_of_step(base_at));
+      }
+      return std::string();
+    });
+  }
+  return out;
+}
+
 Loaded load_point(ResumePoint point, const CheckpointState& state, const LoadOptions& options,
                   const CheckpointGroup& group, const Faults& faults) {
   const auto start = Clock::now();
   const std::string folder = point.folder;
-  const ShardFiles files(folder, point.manifest);
+  const ShardFiles files(folder, with_base_on_all(point, options.base_at, group));
+  point.manifest.base = files.manifest().base;
   const std::vector<Want> wants = wants_of(state);
   LoadPlan plan = planned(files, wants, options, group);
   Matching matching(files, plan, options, state.lackable());
@@ -271,6 +292,7 @@ Loaded load_point(ResumePoint point, const CheckpointState& state, const LoadOpt
     out.bytes_read = filling.bytes_read();
     out.index_bytes = index_bytes(files, group);
     out.notes = std::move(matching.notes);
+    out.own = std::move(matching.own), out.based = std::move(matching.based);
     if (options.strict && !filling.unsound().empty()) {
       fail(Code::kDamagedCheckpoint, folder, "holds numbers that are not finite:", [&] {
         std::string lines;
@@ -308,7 +330,8 @@ std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointSta
   const LoadOptions options = {.waive_missing = config.waive_missing,
                                .waive_unused = config.waive_unused,
                                .cast = config.cast,
-                               .strict = config.strict};
+                               .strict = config.strict,
+                               .base_at = config.init_from};
   std::vector<int64_t> tried;
   std::vector<std::string> damaged;
   std::optional<Code> first;

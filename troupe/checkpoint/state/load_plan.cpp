@@ -168,6 +168,7 @@ void take_answer(LoadPlan& plan, std::vector<LoadPlan::Read>& reads, const std::
     LoadPlan::Part& part = plan.parts[want];
     if (tag == kStored) {
       part.stored = true;
+      part.based = in.below(2) == 1;
       part.element = in.element();
       part.global = in.sizes();
       part.cuts = in.number();
@@ -248,9 +249,11 @@ TextsOfRanks ask(const std::vector<PlacedSlice>& lines, const std::vector<Want>&
 
 TensorHome::TensorHome(std::string folder, const std::vector<ShardInfo>& shards, int size)
     : folder_(std::move(folder)), shards_(shards), size_(size) {
-  std::set<int> writers;
-  for (const ShardInfo& shard : shards) writers.insert(writer_of(shard));
-  by_writer_ = 4 * std::ssize(writers) > 3 * static_cast<int64_t>(size);
+  std::map<std::string, std::set<int>> writers;
+  for (const ShardInfo& shard : shards) writers[shard.home.folder].insert(writer_of(shard));
+  for (const auto& [home, ranks] : writers) {
+    by_writer_[home] = 4 * std::ssize(ranks) > 3 * static_cast<int64_t>(size);
+  }
 }
 
 void TensorHome::take(const TextsOfRanks& asked) {
@@ -271,10 +274,10 @@ void TensorHome::take(const TextsOfRanks& asked) {
       stored.tensor.element = in.element();
       stored.tensor.box = in.box(in.sizes());
       const size_t shard = in.below(shards_.size());
-      at_[name].push_back(static_cast<int64_t>(in.number()));
+      const auto at = static_cast<int64_t>(in.number());
       stored.hash = in.text();
       stored.tensor.name = std::move(name);
-      add_slice(table_, stored, shard, folder_ + '/' + shards_[shard].index);
+      add_slice(table_, stored, {shard, at}, folder_, shards_[shard]);
     }
   }
   require_covered(table_, folder_);
@@ -286,7 +289,8 @@ int TensorHome::reader_of(const std::vector<RankCut>& cuts, size_t shard, int64_
     if (ranks.empty() || ranks.back() != cut.rank) ranks.push_back(cut.rank);
   }
   const int writer = writer_of(shards_[shard]);
-  if (by_writer_ && std::ranges::binary_search(ranks, writer)) return writer;
+  if (by_writer_.at(shards_[shard].home.folder) && std::ranges::binary_search(ranks, writer))
+    return writer;
   const std::string turn = shards_[shard].file + '/' + std::to_string(at / kTurn);
   return ranks[hash64(turn) % ranks.size()];
 }
@@ -294,7 +298,6 @@ int TensorHome::reader_of(const std::vector<RankCut>& cuts, size_t shard, int64_
 void TensorHome::answer_tensor(const WholeTensor& tensor, const std::string& name,
                                TextsOfRanks& answers) const {
   const std::vector<RankCut>& wants = wants_.find(name)->second;
-  const std::vector<int64_t>& at = at_.find(name)->second;
   using Key = std::pair<int, size_t>;  // rank, want
   std::map<Key, std::vector<size_t>> alone;
   std::map<Key, size_t> shared;
@@ -308,12 +311,13 @@ void TensorHome::answer_tensor(const WholeTensor& tensor, const std::string& nam
       continue;
     }
     for (const RankCut& cut : cuts[i]) ++shared[{cut.rank, cut.want}];
-    read_by.emplace_back(reader_of(cuts[i], tensor.slices[i].shard, at[i]), i);
+    read_by.emplace_back(reader_of(cuts[i], tensor.slices[i].shard, tensor.slices[i].at), i);
   }
   for (const RankCut& want : wants) {
     std::string& to = answers[static_cast<size_t>(want.rank)];
     pack(to, kStored);
     pack(to, want.want);
+    pack(to, uint64_t{tensor.depth > 0});
     pack(to, static_cast<uint64_t>(tensor.element));
     pack(to, tensor.global);
     pack(to, shared[{want.rank, want.want}]);
@@ -343,6 +347,7 @@ TextsOfRanks TensorHome::answer() const {
       answer_tensor(tensor, name, out);
       continue;
     }
+    if (tensor.depth > 0) continue;  // a base may have more than a run of it needs
     pack(out[0], kUnused);
     pack(out[0], std::string_view(name));
     pack(out[0], static_cast<uint64_t>(tensor.element));

@@ -38,6 +38,7 @@ struct LoadPlan {
   using Slice = WholeTensor::Slice;
   struct Part {
     bool stored = false;  // the checkpoint has the name; `global` may be another size than wanted
+    bool based = false;   // its base has it
     Element element{};
     Sizes global = {};
     std::vector<Slice> alone = {};  // that no other want needs: read for this part
@@ -68,7 +69,7 @@ struct LoadPlan {
   std::vector<Part> parts = {};               // by want
   std::vector<std::vector<Read>> reads = {};  // by round
   std::vector<std::vector<Sent>> sent = {};   // by round; by rank, in the order of its reads
-  std::vector<Unused> unused = {};            // of all tensors, by name; on rank 0 alone
+  std::vector<Unused> unused = {};            // of the checkpoint's own, by name; on rank 0 alone
 };
 
 using TextsOfRanks = std::vector<std::string>;
@@ -106,9 +107,8 @@ class TensorHome {
   const std::string folder_;
   const std::vector<ShardInfo>& shards_;
   const int size_;
-  bool by_writer_ = false;
+  std::map<std::string, bool, std::less<>> by_writer_;  // by a shard's home folder; "": own
   TensorTable table_;
-  std::map<std::string, std::vector<int64_t>, std::less<>> at_;  // of each slice of the table
   std::map<std::string, std::vector<LoadPlan::Cut>, std::less<>> wants_;  // whole boxes
 };
 

@@ -208,6 +208,25 @@ TEST(LoadPlan, ReadersTakeTurnsAndRoundsAreBounded) {
   }
 }
 
+// The second rank's shard is a base's: what the checkpoint has hides it, and what nobody wants of
+// it is not told.
+TEST(LoadPlan, ABaseHasWhatTheCheckpointLacks) {
+  PlayedLoad load;
+  load.add_shard({stored_rows("model.a", rows(4, 0, 4))});
+  load.add_shard({stored_rows("model.a", rows(9, 0, 9)), stored_rows("model.w", rows(8, 0, 8)),
+                  stored_rows("model.more", rows(2, 0, 2)),
+                  stored_rows("optimizer.w", rows(8, 0, 8))});
+  load.shards[1].home = {.depth = 1, .folder = "base", .run = "other"};
+  const std::vector<std::vector<Want>> wants = {
+      {{"model.a", rows(4, 0, 4)}, {"model.w", rows(8, 0, 3)}}, {{"model.w", rows(8, 3, 8)}}};
+  load.run(wants);
+  load.expect_whole(wants);
+  EXPECT_FALSE(load.plans[0].parts[0].based);
+  EXPECT_TRUE(load.plans[0].parts[1].based);
+  EXPECT_TRUE(load.plans[1].parts[0].based);
+  EXPECT_TRUE(load.plans[0].unused.empty());
+}
+
 TEST(LoadPlan, WhoWroteASliceReadsIt) {
   PlayedLoad load;
   for (int64_t r = 0; r < 4; ++r) load.add_shard({stored_rows("w", rows(4, r, r + 1))});

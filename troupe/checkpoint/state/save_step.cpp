@@ -110,6 +110,7 @@ class OpenStep {
     out.bad = bad();
     out.score = info_.score;
     out.fingerprint = info_.fingerprint;
+    out.base = info_.base;
     out.scalars_text = info_.scalars;
     out.shards = shards_;
     return out;

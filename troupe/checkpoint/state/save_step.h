@@ -21,6 +21,7 @@ struct SaveInfo {
   int64_t step = 0;
   std::string scalars = "{}";  // the trainer's counters, cursors, ...: one JSON object
   Fingerprint fingerprint = {};
+  std::optional<BaseCheckpoint> base = {};  // has the weights that are not saved
   bool bad = false;                  // also where NaN or infinite numbers are found in writing
   bool force = false;                // replaces the same step, if it is there
   std::optional<double> score = {};  // validation loss, for keep_best

@@ -584,7 +584,7 @@ TEST_F(Damage, F26_WhatIsNoManifestIsRefusedWithItsPlace) {
 
 TEST_F(Damage, F31_ANewerFormatNamesBothVersions) {
   Manifest manifest = read_manifest(folder_ / "step-000001");
-  manifest.format = 2;
+  manifest.format = kCheckpointFormat + 1;
   std::string text = to_json(manifest);
   const std::string said = "\"version\":" + to_text(version());
   ASSERT_NE(text.find(said), std::string::npos) << text;
@@ -592,7 +592,7 @@ TEST_F(Damage, F31_ANewerFormatNamesBothVersions) {
   publish_file(fs_, manifest_, text);
   const Error e = error_of([&] { read_manifest(folder_ / "step-000001"); });
   EXPECT_EQ(e.code(), Code::kOtherFormat);
-  EXPECT_TRUE(has(e, "format 2 made by Troupe 9.8.7; this is Troupe " + version())) << e.what();
+  EXPECT_TRUE(has(e, "format 3 made by Troupe 9.8.7; this is Troupe " + version())) << e.what();
 }
 
 TEST_F(Damage, F31_AManifestSaysWhatWroteItAndOneThatDoesNotIsOf010) {

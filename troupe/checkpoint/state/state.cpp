@@ -132,6 +132,13 @@ void CheckpointState::add_box(const std::string& name, const Box& box, const Sta
   parts_.push_back({live.part(0, box.numel()), std::move(tensor), owner == replica.index});
 }
 
+void CheckpointState::take(const CheckpointState& other,
+                           const std::function<bool(const std::string&)>& keeps) {
+  for (const Part& part : other.parts_) {
+    if (keeps(part.tensor.name)) parts_.push_back(part);
+  }
+}
+
 int64_t CheckpointState::owned_bytes() const {
   int64_t bytes = 0;
   for (const Part& part : parts_) bytes += part.owned ? part.tensor.bytes() : 0;

@@ -5,6 +5,7 @@ namespace troupe {
 TensorsSummary describe_tensors(const TensorSet& set, bool values) {
   TensorsSummary out{
       .kind = std::string(set.kind()), .path = set.place(), .warnings = set.warnings()};
+  if (set.manifest() != nullptr && set.manifest()->base) out.base = set.manifest()->base->folder;
   std::map<std::string, TypeTotal> types;
   for (const auto& [name, tensor] : set.tensors()) {
     TensorRow row{

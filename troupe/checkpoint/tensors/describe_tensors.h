@@ -34,6 +34,7 @@ struct TypeTotal {
 
 struct TensorsSummary {
   std::string kind, path;
+  std::string base = "";  // of a checkpoint that lacks frozen weights, which are counted here too
   int64_t elements = 0, bytes = 0;
   int64_t unsound = 0;
   std::vector<TypeTotal> types = {};    // by name
@@ -42,6 +43,7 @@ struct TensorsSummary {
   static void visit(auto& s, auto&& f) {
     f("kind", s.kind);
     f("path", s.path);
+    f("base", s.base);
     f("elements", s.elements);
     f("bytes", s.bytes);
     f("unsound", s.unsound);

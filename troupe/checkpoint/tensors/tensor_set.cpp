@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "troupe/checkpoint/files/base.h"
 #include "troupe/checkpoint/files/foreign.h"
 #include "troupe/checkpoint/files/model_index.h"
 #include "troupe/checkpoint/files/reader.h"
@@ -17,7 +18,8 @@ namespace stdfs = std::filesystem;
 
 class CheckpointTensors : public TensorSet {
  public:
-  explicit CheckpointTensors(const std::string& folder) : reader_(folder, check_complete(folder)) {
+  explicit CheckpointTensors(const std::string& folder)
+      : reader_(folder, with_base(check_complete(folder), folder)) {
     for (const auto& [name, tensor] : reader_.tensors()) {
       tensors_.emplace(name, Tensor{tensor.element, tensor.global});
     }

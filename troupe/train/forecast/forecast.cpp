@@ -65,6 +65,12 @@ std::string existing_part(const std::string& folder) {
   return path.string();
 }
 
+// Checkpoints of adapters name their base.
+bool leaves_out_frozen(const Recipe& r) {
+  return has_adapters(r.model) && r.checkpoint.base == SavedBase::kNamed &&
+         !r.checkpoint.init_from.empty();
+}
+
 }  // namespace
 
 double needed_memory(const Recipe& r, bool on_gpu, int64_t world) {
@@ -168,10 +174,11 @@ double checkpoint_bytes(const Recipe& r, bool on_gpu) {
   const MomentType type = base_of(r.train.optimizer).moments;
   const double decoded = type == MomentType::kInt8 ? 4 / bytes_of(type) : 1;
   const double master = std::max(4.0, value_width(r, on_gpu));
+  const double frozen = leaves_out_frozen(r) ? 0 : 1;
   double out = 0;
   for (const UnitMemory& unit : model.units) {
     for (const StateBytes& s : {unit.dense, unit.cut, unit.experts}) {
-      out += master * s.elements + s.frozen + decoded * (s.moments + s.host_moments);
+      out += master * s.elements + frozen * s.frozen + decoded * (s.moments + s.host_moments);
     }
   }
   return out;

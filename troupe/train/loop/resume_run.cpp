@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
 #include <utility>
 
+#include "troupe/checkpoint/files/base.h"
 #include "troupe/checkpoint/files/names.h"
 #include "troupe/checkpoint/folder/run_folder.h"
 #include "troupe/checkpoint/folder/waive_option.h"
@@ -100,6 +105,48 @@ void log_load_notes(const std::vector<std::string>& notes, const Log& log) {
   }
 }
 
+// Frozen weights that came from somewhere else than the base, of all ranks: experts may move.
+std::set<std::string> frozen_without(const std::set<std::string>& in_base, Learner& learner,
+                                     const CheckpointGroup& group) {
+  std::string mine;
+  for (const std::string& name : learner.checkpoint().frozen()) {
+    if (!in_base.contains(name)) mine += name + '\n';
+  }
+  std::set<std::string> out;
+  for (const std::string& names : group.all_gather(mine)) {
+    std::istringstream lines(names);
+    for (std::string name; std::getline(lines, name);) out.insert(name);
+  }
+  return out;
+}
+
+bool names_base(const ResolvedRun& recipe) {
+  return has_adapters(recipe.model) && recipe.checkpoint.base == SavedBase::kNamed;
+}
+
+// A run goes on to name the base that its checkpoint named. One whose checkpoint has all weights
+// goes on to save all.
+void keep_base(const RunContext& run, const Loaded& loaded, Learner& learner,
+               const CheckpointGroup& group, SaveControl& saves) {
+  const std::optional<BaseCheckpoint>& base = loaded.point.manifest.base;
+  if (!base || !names_base(run.recipe)) return;
+  run.log().info("frozen weights from the base " + base->folder);
+  saves.leave_out(base_of(base->folder, read_manifest(base->folder), run.recipe.checkpoint.dir),
+                  frozen_without(loaded.based, learner, group));
+}
+
+// The checkpoint that a run begins from.
+void begin_base(const RunContext& run, const Loaded& from, Learner& learner,
+                const CheckpointGroup& group, SaveControl& saves) {
+  if (!names_base(run.recipe)) return;
+  std::set<std::string> there = from.own;
+  there.insert(from.based.begin(), from.based.end());
+  saves.leave_out(base_of(from.point.folder, from.point.manifest, run.recipe.checkpoint.dir),
+                  frozen_without(there, learner, group));
+  run.log().info("checkpoints leave out the frozen weights and name their base, " +
+                 from.point.folder + ": it has to stay (checkpoint.base: saved keeps them too)");
+}
+
 }  // namespace
 
 ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
@@ -130,6 +177,7 @@ ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
     }
     out.step = run.state.done.steps;
     saves.resumed(out.step, loaded->point.folder);
+    keep_base(run, *loaded, learner, group, saves);
     const std::vector<double> read = parallel.all_reduce(
         {static_cast<double>(loaded->bytes_read), static_cast<double>(loaded->index_bytes)});
     out.read_bytes = static_cast<int64_t>(read[0]);
@@ -149,11 +197,13 @@ ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
                         .waive_unused = config.waive_unused,
                         .cast = config.cast,
                         .strict = config.strict};
-    const bool adapts = run.recipe.model.lora.on() || run.recipe.model.moe.ffn.lora.on();
-    if (adapts) std::ranges::copy(kAdapterNames, std::back_inserter(options.waive_missing));
+    if (has_adapters(run.recipe.model)) {
+      std::ranges::copy(kAdapterNames, std::back_inserter(options.waive_missing));
+    }
     const Loaded from = load_weights(learner, folder, options, run.tools.faults, group);
     log_load_notes(from.notes, run.log());
     run.log().info("weights from " + folder + "; step 0");
+    begin_base(run, from, learner, group, saves);
   }
   if (!loaded && run.writes_logs()) refuse_lost_steps(config, run.tools.force, run.log());
   run.state.run = run.recipe.plan.run;

@@ -22,6 +22,11 @@ void SaveControl::resumed(int64_t step, const std::string& folder) {
   newest_ = folder;
 }
 
+void SaveControl::leave_out(BaseCheckpoint base, std::set<std::string> own) {
+  base_ = std::move(base);
+  own_frozen_ = std::move(own);
+}
+
 void SaveControl::open(const std::string& run_id, const Fingerprint& fingerprint) {
   fingerprint_ = fingerprint;
   saver_ =
@@ -40,7 +45,7 @@ void SaveControl::require_space() const {
 
 void SaveControl::list_tensors() {
   tensors_ = {};
-  learner_.checkpoint().add_to(tensors_, {});
+  learner_.checkpoint().add_to(tensors_, {.frozen_of = base_ ? &own_frozen_ : nullptr});
 }
 
 void SaveControl::foresee() {
@@ -90,6 +95,7 @@ void SaveControl::save(const std::string& why, WhenBusy when_busy, std::optional
   SaveInfo info{.step = state.done.steps,
                 .scalars = scalars.str(),
                 .fingerprint = fingerprint_,
+                .base = base_,
                 .bad = parallel.all_reduce({learner_.weights_finite() ? 0. : 1.})[0] > 0,
                 .force = run_.tools.force,
                 .score = score};

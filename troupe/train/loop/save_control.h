@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "troupe/checkpoint/state/checkpoint.h"
@@ -19,6 +20,8 @@ class SaveControl {
 
   // Where the run resumes: a step (below 0: none) that is in `folder`.
   void resumed(int64_t step, const std::string& folder);
+  // Saves leave out the frozen weights that `base` has, all but those of the names `own`.
+  void leave_out(BaseCheckpoint base, std::set<std::string> own);
   // Locks the run folder.
   void open(const std::string& run_id, const Fingerprint& fingerprint);
   // E7001 or a warning where the disk has no room for the checkpoints that are kept.
@@ -48,6 +51,8 @@ class SaveControl {
   Learner& learner_;
   RunLogger& logger_;
   Fingerprint fingerprint_;
+  std::optional<BaseCheckpoint> base_;
+  std::set<std::string> own_frozen_;
   CheckpointState tensors_;
   std::unique_ptr<Saver> saver_;
   std::string newest_;

@@ -60,7 +60,8 @@ TrainedModel open_trained_model(const std::string& path, const std::vector<std::
   out.learner =
       std::make_unique<Learner>(out.recipe, device_of(out.recipe.run.device), *out.faults);
   // An imported checkpoint has the types of its files.
-  load_weights(*out.learner, out.folder, {.cast = true}, *out.faults);
+  load_weights(*out.learner, out.folder, {.cast = true, .base_at = out.recipe.checkpoint.init_from},
+               *out.faults);
   return out;
 }
 

@@ -11,6 +11,14 @@
 #include "troupe/train/recipe/fp8.h"
 
 namespace troupe {
+namespace {
+
+// Not a router's or another module's state, which training changes.
+bool is_frozen_weight(const Param& p) {
+  return p.frozen && p.group != Group::kState;
+}
+
+}  // namespace
 
 void CheckpointTensors::add_to(CheckpointState& state, Saved what) {
   for (size_t s = 0; s < store_.slots().size(); ++s) {
@@ -44,8 +52,22 @@ void CheckpointTensors::add_to(CheckpointState& state, Saved what) {
     const ProcessGroup &cut = *mesh.shard, &same = *mesh.replicate;
     // Whole on each of them, to read and to write.
     const Replica replica{same.rank() * cut.size() + cut.rank(), same.size() * cut.size()};
-    state.add("model." + other.name, *other.param, what.to_load ? Replica() : replica);
+    CheckpointState parts;
+    parts.add("model." + other.name, *other.param, what.to_load ? Replica() : replica);
+    const bool all = what.frozen_of == nullptr || !is_frozen_weight(*other.param);
+    state.take(parts,
+               [&](const std::string& name) { return all || what.frozen_of->contains(name); });
   }
+}
+
+std::set<std::string> CheckpointTensors::frozen() const {
+  CheckpointState state;
+  for (const NamedParam& other : store_.others()) {
+    if (is_frozen_weight(*other.param)) state.add("model." + other.name, *other.param);
+  }
+  std::set<std::string> out;
+  for (const CheckpointState::Part& part : state.parts()) out.insert(part.tensor.name);
+  return out;
 }
 
 StateTensor CheckpointTensors::state_tensor(int64_t slot, size_t i, const std::string& name) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -23,12 +24,16 @@ class CheckpointTensors {
       : store_(store), optimizer_(optimizer) {}
 
   // `to_load`: of ranks that own the same, only the first names it, and loaded() broadcasts it to
-  // the others.
+  // the others. `frozen_of`: of frozen weights those of these names alone; null: all.
   struct Saved {
     bool weights_alone = false;
     bool to_load = false;
+    const std::set<std::string>* frozen_of = nullptr;
   };
   void add_to(CheckpointState& state, Saved what);
+  // The names of the frozen weights of which this rank holds something: all but what is trained and
+  // what training changes.
+  std::set<std::string> frozen() const;
   void loaded(bool weights_alone);  // after a checkpoint filled what add_to named
 
  private:
