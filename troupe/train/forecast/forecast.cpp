@@ -154,7 +154,7 @@ double checkpoint_bytes(const Recipe& r, bool on_gpu) {
   double out = 0;
   for (const UnitMemory& unit : model.units) {
     for (const StateBytes& s : {unit.dense, unit.cut, unit.experts}) {
-      out += master * s.elements + frozen * s.frozen + decoded * s.moments;
+      out += master * s.elements + frozen * (s.frozen - s.low_bit) + decoded * s.moments;
     }
   }
   return out;
