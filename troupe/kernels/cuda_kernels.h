@@ -39,6 +39,8 @@
   X(index_check, IndexCheck)                               \
   X(jitter, Jitter)                                        \
   X(list_copies, ListCopies)                               \
+  X(low_bit_pack, LowBitPack)                              \
+  X(low_bit_unpack, LowBitUnpack)                          \
   X(moe_down_fp8_sm90, MoeDownFp8Sm90)                     \
   X(moe_down_grad_sm90, MoeDownGradSm90)                   \
   X(moe_down_sm90, MoeDownSm90)                            \

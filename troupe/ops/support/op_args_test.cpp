@@ -216,6 +216,11 @@ constexpr const char* kSchemas[] = {
     "int first_token=0, Tensor? index=None) -> Tensor",
     "linear_fp8(Tensor x, Tensor w, *, bool weight_grad=True, bool emulate=False, str "
     "recipe=\"row\") -> Tensor",
+    "low_bit_pack(Tensor x, str format) -> (Tensor values, Tensor scales)",
+    "low_bit_unpack(Tensor values, Tensor scales, str format, ScalarType dtype) -> Tensor",
+    "low_bit_linear(Tensor x, Tensor values, Tensor scales, str format) -> Tensor",
+    "low_bit_grouped_gemm(Tensor x, Tensor values, Tensor scales, str format, Tensor "
+    "expert_offset) -> Tensor",
     "moe_ffn_forward(Tensor x, Tensor weights, Tensor w1, Tensor? b1, Tensor w2, Tensor? "
     "b2, Tensor? up, Tensor[] plan, str activation, float? clamp, float offset, bool "
     "up_columns, bool down_columns, bool interleaved, bool hidden_only) -> (Tensor out, "
