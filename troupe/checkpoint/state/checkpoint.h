@@ -52,7 +52,8 @@ struct Replica {
 // A tensor that is saved or filled, flat. Or f32 numbers of which memory holds another form, and
 // files know nothing: in halves, `value` in bf16 and `low`, int16, what that leaves of each
 // (core/number/split_f32.h); or moments in 8 bits, codes in `value` and a scale for each 256 of
-// them (core/number/moment8.h).
+// them (core/number/moment8.h). Or numbers that a load alone knows: it gives them to `take`, and
+// `value`, without memory, says how many there are and of which type.
 struct StateTensor {
   // Takes numbers from `at` on, on the host. Blocks of codes may be filled in several pieces.
   using Take = std::function<void(int64_t at, const at::Tensor& numbers)>;
@@ -62,6 +63,8 @@ struct StateTensor {
   // The codes begin with a block. A load gives its numbers to `take`.
   static StateTensor coded(const at::Tensor& codes, const at::Tensor& scales, bool second,
                            Take take);
+
+  static StateTensor taken(int64_t count, at::ScalarType type, Take take);
 
   bool in_place() const { return !low.defined() && !scales.defined(); }
   StateTensor part(int64_t at, int64_t count) const;

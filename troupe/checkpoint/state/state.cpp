@@ -24,6 +24,12 @@ StateTensor StateTensor::coded(const at::Tensor& codes, const at::Tensor& scales
   return out;
 }
 
+StateTensor StateTensor::taken(int64_t count, at::ScalarType type, Take take) {
+  StateTensor out(at::empty({count}, at::TensorOptions(type).device(at::kMeta)));
+  out.take = std::move(take);
+  return out;
+}
+
 StateTensor StateTensor::part(int64_t at, int64_t count) const {
   StateTensor out = *this;
   const auto cut = [](at::Tensor& x, int64_t from, int64_t size) {
@@ -41,7 +47,7 @@ StateTensor StateTensor::part(int64_t at, int64_t count) const {
 }
 
 void StateTensor::fill(const at::Tensor& numbers) const {
-  if (scales.defined()) return take(0, numbers);
+  if (take) return take(0, numbers);
   if (!low.defined()) {
     at::Tensor(value).copy_(numbers);
     return;

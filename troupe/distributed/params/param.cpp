@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -94,6 +95,21 @@ void draw_box(const Param& p, size_t first_dim, const Rng& rng, at::Tensor flat)
   }
 }
 
+// The tensor of this name, the whole or an expert's, from its first element on.
+void draw_part(const Param& p, const std::string& own, uint64_t seed, const at::Tensor& flat) {
+  if (p.init.kind == Init::kZero || p.init.kind == Init::kOne) {
+    flat.fill_(p.init.kind == Init::kOne ? 1 : 0);
+    return;
+  }
+  draw_box(p, p.per_expert ? 1 : 0, Rng(seed, stream_of(own)), flat);
+}
+
+// `one`: of a row. Zeros of as many rows as the sizes say.
+at::Tensor rows_of_zeros(const at::Tensor& one, std::vector<int64_t> sizes) {
+  sizes.back() = one.size(-1);
+  return at::zeros(sizes, one.options());
+}
+
 }  // namespace
 
 Param Param::of(std::vector<int64_t> global, Init init, Group group) {
@@ -136,6 +152,13 @@ Param&& Param::as_state() && {
   return std::move(*this);
 }
 
+void Param::keep_in(const std::optional<LowBitFormat>& format) {
+  if (!format) return;
+  TROUPE_CHECK(!value.defined(), "a format is chosen before the value is made");
+  frozen = true;
+  low_bit = LowBitValue{.format = *format};
+}
+
 void Param::take_box(int64_t dim, int64_t from, int64_t length, Axis axis, int64_t repeat) {
   const auto d = static_cast<size_t>(dim);
   TROUPE_CHECK(d < size.size() && 0 <= from && 0 <= length && from + length <= size[d], "dimension",
@@ -167,8 +190,34 @@ int64_t Param::numel() const {
 }
 
 void Param::allocate(const at::TensorOptions& options) {
+  if (low_bit) {
+    const LowBit row =
+        low_bit_pack(at::zeros({1, shown.back()}, options.dtype(at::kFloat)), low_bit->format);
+    low_bit->packed = {rows_of_zeros(row.values, shown), rows_of_zeros(row.scales, shown)};
+    return;
+  }
   value = at::empty(shown, fp32 ? options.dtype(at::kFloat) : options);
   value.set_requires_grad(trainable());
+}
+
+void Param::pack(int64_t from, const at::Tensor& numbers) {
+  const int64_t K = shown.back(), row = from / K, rows = numbers.numel() / K;
+  TROUPE_CHECK(low_bit && allocated(), "a value in few bits is packed before it was made");
+  TROUPE_CHECK(from % K == 0 && numbers.numel() % K == 0, "elements from", from, "and",
+               numbers.numel(), "of them are no whole rows of", K);
+  LowBit& all = low_bit->packed;
+  const at::Tensor wide = numbers.detach().view({rows, K}).to(all.values.device(), at::kFloat);
+  const LowBit piece = low_bit_pack(wide, low_bit->format);
+  const auto place = [&](const at::Tensor& to, const at::Tensor& x) {
+    to.view({-1, to.size(-1)}).narrow(0, row, rows).copy_(x);
+  };
+  place(all.values, piece.values);
+  place(all.scales, piece.scales);
+}
+
+std::vector<at::Tensor> Param::stored() const {
+  if (!low_bit) return {value};
+  return {low_bit->packed.values, low_bit->packed.scales};
 }
 
 std::string expert_name(std::string_view name, int64_t expert) {
@@ -179,19 +228,21 @@ std::string expert_name(std::string_view name, int64_t expert) {
 }
 
 void initialize(Param& p, const std::string& name, uint64_t seed) {
-  if (!p.value.defined()) p.allocate(at::TensorOptions(at::kFloat));
+  if (!p.allocated()) p.allocate(at::TensorOptions(at::kFloat));
   const at::NoGradGuard no_grad;
-  if (p.init.kind == Init::kZero || p.init.kind == Init::kOne) {
-    p.value.fill_(p.init.kind == Init::kOne ? 1 : 0);
-    return;
-  }
-  TROUPE_CHECK(p.value.is_contiguous(), name, "must be contiguous");
-  const at::Tensor flat = p.value.detach().view(-1);
-  if (!p.per_expert) return draw_box(p, 0, Rng(seed, stream_of(name)), flat);
-  const int64_t each = product(p.size, 1);
-  for (size_t i = 0; i < p.experts.size(); ++i) {
-    const std::string own = expert_name(name, p.init.same_experts ? 0 : p.experts[i]);
-    draw_box(p, 1, Rng(seed, stream_of(own)), flat.narrow(0, static_cast<int64_t>(i) * each, each));
+  TROUPE_CHECK(p.low_bit || p.value.is_contiguous(), name, "must be contiguous");
+  const int64_t parts = p.per_expert ? static_cast<int64_t>(p.experts.size()) : 1;
+  const int64_t each = product(p.size, p.per_expert ? 1 : 0);
+  for (int64_t i = 0; i < parts; ++i) {
+    const int64_t expert = p.per_expert && !p.init.same_experts ? p.experts[i] : 0;
+    const std::string own = p.per_expert ? expert_name(name, expert) : name;
+    if (p.low_bit) {
+      const at::Tensor numbers = at::empty({each}, at::kFloat);
+      draw_part(p, own, seed, numbers);
+      p.pack(i * each, numbers);
+    } else {
+      draw_part(p, own, seed, p.value.detach().view(-1).narrow(0, i * each, each));
+    }
   }
 }
 

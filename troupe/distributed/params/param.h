@@ -12,6 +12,10 @@
 // its own, named with its global number ("layers.3.moe.experts.17.w1"). `experts` lists the local
 // ones. So the draw, checkpoints and export do not know how experts are placed.
 //
+// In few bits: where `low_bit`, a frozen matrix [.., N, K] is kept packed (ops/low_bit.h) and has no
+// `value`. What is drawn or loaded for it comes in pieces of whole rows, which pack() takes one at a
+// time: the parameter is never whole in full precision.
+//
 // Initialization (rules I1, I2): element i of the tensor of global name N is a function of
 // (seed, N, i), i the row-major index in the global tensor, drawn in f32 and then cast. Only the
 // owned box is drawn, on the CPU, in pieces of at most 16 MiB.
@@ -26,7 +30,15 @@
 #include <type_traits>
 #include <vector>
 
+#include "troupe/ops/low_bit.h"
+
 namespace troupe {
+
+// A value in few bits, of the sizes that are shown.
+struct LowBitValue {
+  LowBitFormat format;
+  LowBit packed = {};  // undefined until allocated
+};
 
 enum class Axis { kTensor, kExpert, kExpertTensor, kFullShard };
 
@@ -54,7 +66,7 @@ enum class Group { kMatrix, kNoDecay, kEmbedding, kRouter, kState };
 using HeldExperts = std::optional<std::vector<int64_t>>;  // global numbers; absent: all
 
 struct Param {
-  at::Tensor value;                  // local; undefined until allocated
+  at::Tensor value;                  // local; undefined until allocated, and in few bits
   std::vector<int64_t> global = {};  // the whole tensor's sizes
   std::vector<int64_t> offset = {};  // of the local box
   std::vector<int64_t> size = {};    // of the local box
@@ -66,6 +78,7 @@ struct Param {
   Group group = Group::kMatrix;
   bool frozen = false;
   bool fp32 = false;  // stays f32 in a model of another type
+  std::optional<LowBitValue> low_bit = {};
 
   static Param of(std::vector<int64_t> global, Init init, Group group = Group::kMatrix);
   // [E, ...]: all experts, or those listed, of which there may be none.
@@ -73,6 +86,8 @@ struct Param {
 
   Param&& showing(std::vector<int64_t> sizes) &&;  // the value's sizes
   Param&& as_state() &&;                           // f32, frozen, saved: kState
+  // Frozen, and in few bits where a format is given; before the value is made.
+  void keep_in(const std::optional<LowBitFormat>& format);
   // Keeps this part only, which may be empty; `repeat` neighbors on the axis keep the same.
   void take_box(int64_t dim, int64_t from, int64_t length, Axis axis, int64_t repeat = 1);
 
@@ -80,8 +95,15 @@ struct Param {
   // How many neighbors of `ranks` on the tensor axis have this box: all where it is not cut.
   int64_t tensor_repeat(int64_t ranks) const;
   bool trainable() const { return !frozen && group != Group::kState; }
-  // Makes the value, uninitialized, with a gradient where trainable.
+  // Makes the value, uninitialized, with a gradient where trainable; in few bits of zeros.
   void allocate(const at::TensorOptions& options);
+  bool allocated() const {
+    return value.defined() || (low_bit && low_bit->packed.values.defined());
+  }
+  // In few bits: elements from, from + 1, .. become these numbers; whole rows.
+  void pack(int64_t from, const at::Tensor& numbers);
+  // The tensors that the local value consists of: itself, or what it is packed into.
+  std::vector<at::Tensor> stored() const;
 };
 
 // "layers.3.moe.experts.w1" and 17 give "layers.3.moe.experts.17.w1".

@@ -53,6 +53,25 @@ TEST(Param, I1_ARankNeverMakesTheWholeTensor) {
   EXPECT_LE(peak_resident_bytes(), before + shard + (size_t{64} << 20));
 }
 
+// In few bits: what is drawn, packed.
+TEST(Param, AValueInFewBitsIsThePackedDraw) {
+  for (const bool experts : {false, true}) {
+    const auto made = [&] {
+      return experts ? Param::of_experts({3, 2, 8, 128}, kNormal).showing({3, 16, 128})
+                     : Param::of({16, 128}, kNormal);
+    };
+    Param p = made();
+    p.keep_in(LowBitFormat::kNf4);
+    EXPECT_FALSE(p.allocated() || p.trainable());
+    initialize(p, "m.w1", 1);
+    EXPECT_FALSE(p.value.defined());
+    const LowBit want = low_bit_pack(whole(made(), "m.w1"), LowBitFormat::kNf4);
+    EXPECT_TRUE(p.stored()[0].equal(want.values));
+    EXPECT_TRUE(p.stored()[1].equal(want.scales));
+    EXPECT_THROW(p.pack(64, p.stored()[1]), Error);
+  }
+}
+
 TEST(Param, I1_ABoxHasTheBitsOfItsPlaceInTheWhole) {
   const at::Tensor all = whole(Param::of({6, 10}, kNormal), "a");
   Param part = Param::of({6, 10}, kNormal);

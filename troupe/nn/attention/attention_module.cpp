@@ -31,8 +31,8 @@ Init up_init(const ModelConfig& c) {
 }
 
 Linear projection(const ModelConfig& c, int64_t rows) {
-  return Linear(
-      {rows, c.width, up_init(c), c.qkv_bias.value_or(c.bias), c.lora.of(LoraTarget::kAttention)});
+  return Linear({rows, c.width, up_init(c), c.qkv_bias.value_or(c.bias),
+                 c.lora.of(LoraTarget::kAttention), c.lora.bits_of(LoraTarget::kAttention)});
 }
 
 std::optional<NormModule> qk_norm(const ModelConfig& c, int64_t heads, int64_t dim) {
@@ -73,13 +73,14 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
       k_(projection(c, l.kv_heads * l.head_dim)),
       v_(projection(c, l.kv_heads * l.head_dim)),
       out_({c.width, l.heads * l.head_dim, residual_init(c), c.out_bias.value_or(c.bias),
-            c.lora.of(LoraTarget::kAttention)}),
+            c.lora.of(LoraTarget::kAttention), c.lora.bits_of(LoraTarget::kAttention)}),
       q_norm_(qk_norm(c, l.heads, l.head_dim)),
       k_norm_(qk_norm(c, l.kv_heads, l.head_dim)),
       max_positions_(c.max_positions) {
   if (c.sinks) sinks_ = Param::of({l.heads}, {.kind = Init::kZero}, Group::kNoDecay);
   if (c.positions == PositionForm::kRope) rope_.emplace(c.rope, turned_dims(c, l));
   require_whole(c.lora.of(LoraTarget::kAttention), sharding_.ranks(), "attention");
+  require_whole(c.lora.bits_of(LoraTarget::kAttention), sharding_.ranks(), "attention");
   if (sharding_.alone()) return;
   layer_.heads = parts.heads(l.heads);
   layer_.kv_heads = parts.key_heads(l.kv_heads);
@@ -114,6 +115,7 @@ at::Tensor Attention::forward(const at::Tensor& x_tD, const AttentionCall& call)
 
 void Attention::compute_in_fp8(const Fp8Options& fp8) {
   for (const Linear* part : {&q_, &k_, &v_, &out_}) {
+    TROUPE_CHECK(!part->weight.low_bit, "fp8: projections in few bits stay in bf16");
     const int64_t rows = part->weight.size[0], columns = part->weight.size[1];
     TROUPE_CHECK(rows % kFp8Tile == 0 && columns % kFp8Tile == 0,
                  "fp8: this rank would have a projection of", rows, "x", columns,

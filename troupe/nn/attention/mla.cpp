@@ -19,7 +19,8 @@ LinearShape product(const ModelConfig& c, int64_t out, int64_t in) {
           in,
           {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)},
           false,
-          c.lora.of(LoraTarget::kAttention)};
+          c.lora.of(LoraTarget::kAttention),
+          c.lora.bits_of(LoraTarget::kAttention)};
 }
 
 bool whole_groups(int64_t out, int64_t in) {
@@ -80,13 +81,14 @@ Mla::Mla(const ModelConfig& c, const LayerConfig& l, const TensorParts& parts)
       kv_down_(product(c, config_.kv_rank + config_.rope_dim, c.width)),
       kv_up_(product(c, l.heads * (config_.nope_dim + config_.value_dim), config_.kv_rank)),
       out_({c.width, l.heads * config_.value_dim, residual_init(c), false,
-            c.lora.of(LoraTarget::kAttention)}),
+            c.lora.of(LoraTarget::kAttention), c.lora.bits_of(LoraTarget::kAttention)}),
       kv_norm_(latent_norm(c), config_.kv_rank),
       rope_(c.rope, config_.rope_dim),
       max_positions_(c.max_positions) {
   TROUPE_CHECK(!parts.head_exchange && !parts.ring,
                "context ranks exchange the keys of latent attention");
   require_whole(c.lora.of(LoraTarget::kAttention), sharding_.ranks(), "attention");
+  require_whole(c.lora.bits_of(LoraTarget::kAttention), sharding_.ranks(), "attention");
   parts.cut(kv_up_.weight, 0);
   parts.cut(out_.weight, 1);
   if (config_.q_rank == 0) {
@@ -144,6 +146,7 @@ std::vector<Mla::Product*> Mla::products() {
 void Mla::compute_in_fp8(const Fp8Options& fp8) {
   for (Product* product : products()) {
     const Param& w = product->weight;
+    TROUPE_CHECK(!w.low_bit, "fp8: projections in few bits stay in bf16");
     if (!whole_groups(w.global[0], w.global[1])) continue;
     TROUPE_CHECK(whole_groups(w.size[0], w.size[1]), "fp8: this rank would have a projection of",
                  w.size[0], "x", w.size[1], "which cuts groups of", kFp8Tile,

@@ -157,9 +157,62 @@ void check_layer(const ModelConfig& c, int64_t i, ModelFaults& f) {
   if (l.moe) f.part([&] { validate(*l.moe, moe_shape(c, l)); });
 }
 
+// Lengths of the rows of the target's matrices in a layer, which groups with a scale divide.
+std::vector<int64_t> row_lengths(const ModelConfig& c, const LayerConfig& l, LoraTarget target) {
+  if (target == LoraTarget::kExperts && l.moe) {
+    return {l.moe->latent > 0 ? l.moe->latent : c.width, l.moe->ffn.hidden};
+  }
+  if (target == LoraTarget::kShared && l.moe && l.moe->shared.experts > 0) {
+    return {c.width, l.moe->shared.width_for(l.moe->ffn.hidden)};
+  }
+  if (target == LoraTarget::kFfn && !l.moe) return {c.width, l.ffn};
+  if (target != LoraTarget::kAttention || !l.attention) return {};
+  if (!c.mla) return {c.width, l.heads * l.head_dim};
+  std::vector<int64_t> out = {c.width, c.mla->kv_rank, l.heads * c.mla->value_dim};
+  if (c.mla->q_rank > 0) out.push_back(c.mla->q_rank);
+  return out;
+}
+
+void check_row_lengths(const ModelConfig& c, LoraTarget target, ModelFaults& f) {
+  const LowBitFormat format = c.lora.frozen->format;
+  const int64_t group = low_bit_group(format);
+  for (int64_t i = 0; i < c.layers; ++i) {
+    for (const int64_t length : row_lengths(c, layer_config(c, i), target)) {
+      if (length % group == 0) continue;
+      return f.unless(false, "lora.frozen.format", "is", to_text(format) + ", in which", group,
+                      "elements of a row share a scale; matrices of", to_text(target), "in layer",
+                      i, "have rows of", length,
+                      ": use a format with smaller groups (mxfp4: 32, nf4: 64), or leave",
+                      to_text(target), "out of model.lora.frozen.targets");
+    }
+  }
+}
+
+void check_frozen(const ModelConfig& c, ModelFaults& f) {
+  if (!c.lora.frozen) return;
+  f.unless(c.lora.on(), "lora.frozen",
+           "keeps weights in few bits, which cannot be trained, and model.lora.rank is 0: set "
+           "model.lora.rank, so that adapters are trained beside them, or leave frozen out");
+  if (!c.lora.on()) return;
+  const std::vector<LoraTarget>& targets = c.lora.frozen->targets;
+  f.unless(!targets.empty(), "lora.frozen.targets",
+           "is empty; name at least one of attention, experts, shared, ffn, or leave frozen out");
+  for (const LoraTarget target : targets) {
+    f.unless(target != LoraTarget::kRouter, "lora.frozen.targets",
+             "names router, which is small and decides where tokens go: it stays as it is, leave "
+             "it out");
+    f.unless(std::ranges::count(targets, target) == 1, "lora.frozen.targets", "names",
+             to_text(target), "more than once");
+    f.unless(has_target(c, target), "lora.frozen.targets", "names",
+             to_text(target) + ", and no layer of", "the model has it: leave it out");
+    check_row_lengths(c, target, f);
+  }
+}
+
 void check_lora(const ModelConfig& c, ModelFaults& f) {
   const LoraConfig& factors = c.lora.factors;
   f.unless(factors.rank >= 0, "lora.rank", "is", factors.rank, "; it must be 0 (off) or more");
+  check_frozen(c, f);
   if (!c.lora.on()) return;
   f.unless(factors.rank <= c.width, "lora.rank", "is", factors.rank, "and the model's width is",
            c.width, "; a larger rank than that adapts nothing more: use at most the width");
@@ -234,6 +287,8 @@ MoeConfig resolved(const ModelConfig& c) {
   if (c.lora.on()) {
     if (!moe.ffn.lora.on()) moe.ffn.lora = c.lora.of(LoraTarget::kExperts);
     moe.shared.lora = c.lora.of(LoraTarget::kShared);
+    moe.ffn.low_bit = c.lora.bits_of(LoraTarget::kExperts);
+    moe.shared.low_bit = c.lora.bits_of(LoraTarget::kShared);
     if (GateConfig* const gate = gate_of(moe.router)) gate->lora = c.lora.of(LoraTarget::kRouter);
   }
   if (!c.scaled_init && !moe.ffn.init.down_std) moe.ffn.init.down_std = moe.ffn.init.std;

@@ -76,6 +76,31 @@ TEST(ModelConfig, AFaultHasNoSpaceBeforeItsMark) {
   EXPECT_EQ(text.find(" ;"), std::string::npos) << text;
 }
 
+TEST(ModelConfig, FrozenWeightsInFewBitsNeedAdaptersAndRowsOfWholeGroups) {
+  const auto frozen = [](const std::string& lora, const std::string& moe = "experts: 8") {
+    return fault("{layers: 2, width: 64, heads: 4, moe: {hidden: 64, " + moe + "}, lora: {" + lora +
+                 "}}");
+  };
+  EXPECT_EQ(frozen("rank: 2, frozen: {targets: [attention, experts]}"), "");
+  EXPECT_EQ(frozen("rank: 2, frozen: {format: mxfp4}", "experts: 8, latent: 32"), "");
+  const auto says = [&](const std::string& what, const std::string& lora,
+                        const std::string& moe = "experts: 8") {
+    EXPECT_NE(frozen(lora, moe).find(what), std::string::npos) << frozen(lora, moe);
+  };
+  says("model.lora.frozen: E2005 keeps weights in few bits, which cannot be trained", "frozen: {}");
+  says("model.lora.frozen.targets: E2005 is empty", "rank: 2, frozen: {targets: []}");
+  says("names router, which is small", "rank: 2, frozen: {targets: [router]}");
+  says("names shared, and no layer", "rank: 2, frozen: {targets: [shared]}");
+  says("names experts more than once", "rank: 2, frozen: {targets: [experts, experts]}");
+  says(
+      "is int8, in which 128 elements of a row share a scale; matrices of experts in layer 0 have "
+      "rows of 64 ",
+      "rank: 2, frozen: {format: int8}");
+  says("have rows of 32 ", "rank: 2, frozen: {}", "experts: 8, latent: 32");
+  says("weights in few bits (model.lora.frozen) need impl grouped", "rank: 2, frozen: {}",
+       "experts: 8, impl: loop");
+}
+
 TEST(ModelConfig, ANullMixtureIsADenseModel) {
   const ModelConfig c = read("{preset: olmoe-1b-7b, moe: null, ffn: 8192}");
   EXPECT_EQ(num_moe_layers(c), 0);

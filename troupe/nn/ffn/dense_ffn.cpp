@@ -29,7 +29,11 @@ DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden, const TensorParts& part
   w1 = Param::of({G, hidden, D}, up).showing({G * hidden, D});
   w2 = Param::of({D, hidden}, residual_init(c));
   const LoraConfig adapter = c.lora.of(LoraTarget::kFfn);
+  const std::optional<LowBitFormat> bits = c.lora.bits_of(LoraTarget::kFfn);
   require_whole(adapter, sharding_.ranks(), "dense feed-forwards");
+  require_whole(bits, sharding_.ranks(), "dense feed-forwards");
+  w1.keep_in(bits);
+  w2.keep_in(bits);
   if (adapter.on()) lora.emplace(adapter, w1, w2);
   parts.cut(w1, 1);
   parts.cut(w2, 1);
@@ -41,7 +45,8 @@ DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden, const TensorParts& part
 
 void DenseFfn::compute_in_fp8(const Fp8Options& fp8) {
   TROUPE_CHECK(!b1 && !b2, "fp8: dense feed-forwards with biases stay in bf16");
-  TROUPE_CHECK(!lora, "fp8: dense feed-forwards with adapters stay in bf16");
+  TROUPE_CHECK(!lora && !w1.low_bit,
+               "fp8: dense feed-forwards with adapters or in few bits stay in bf16");
   require_fp8_sides(w1, w2, "a dense feed-forward");
   fp8_.use(fp8, /*products=*/2);
 }
@@ -50,16 +55,25 @@ void DenseFfn::keep_rounded_weights(bool keep) {
   fp8_.keep_weights(keep);
 }
 
-at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all) const {
+at::Tensor DenseFfn::of_gathered(const at::Tensor& x_TD, const FfnOptions& options) const {
+  const bool adds_b2 = b2 && sharding_.alone();
+  if (lora || w1.low_bit) {
+    FfnMatrices w(w1, w2);
+    if (b1) w.b1 = b1->value;
+    if (adds_b2) w.b2 = b2->value;
+    return lora_dense_ffn(x_TD, w, lora, options);
+  }
   ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
   if (b1) w.b1 = b1->value.unsqueeze(0);
-  if (b2 && sharding_.alone()) w.b2 = b2->value.unsqueeze(0);
+  if (adds_b2) w.b2 = b2->value.unsqueeze(0);
+  return dense_ffn(x_TD, w, options, fp8_.options());
+}
+
+at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all) const {
   const GatheredTokens x = sharding_.all_gather(x_tD, all);
   FfnOptions options = form_.options();
   options.weights_order = x.beside;
-  const at::Tensor y_TD = lora ? lora_dense_ffn(x.x_T, w, *lora, options)
-                               : dense_ffn(x.x_T, w, options, fp8_.options());
-  const at::Tensor y_tD = sharding_.reduce_scatter(y_TD);
+  const at::Tensor y_tD = sharding_.reduce_scatter(of_gathered(x.x_T, options));
   return b2 && !sharding_.alone() ? y_tD + b2->value : y_tD;  // once, behind the sum
 }
 

@@ -36,6 +36,9 @@ class DenseFfn {
   std::optional<FfnLora> lora;
 
  private:
+  // Of the tokens of all ranks, summed over none; b2 where no sum follows.
+  at::Tensor of_gathered(const at::Tensor& x_TD, const FfnOptions& options) const;
+
   FfnForm form_;
   TokenSharding sharding_;
   Fp8Products fp8_;

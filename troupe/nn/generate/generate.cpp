@@ -15,8 +15,8 @@ namespace {
 c10::Device device_of(Model& model) {
   c10::Device device(c10::kCPU);
   model.for_each_param(-1, [&](const std::string& name, Param& p) {
-    TROUPE_CHECK(p.value.defined(), name, "has no value");
-    device = p.value.device();
+    TROUPE_CHECK(p.allocated(), name, "has no value");
+    device = p.stored()[0].device();
   });
   return device;
 }

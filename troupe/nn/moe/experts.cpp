@@ -71,12 +71,14 @@ void validate(const ExpertsConfig& c, int64_t top_k) {
           q.rematerialize, "but recompute expert keeps no H; set one of them");
   require((q.inputs == -1 && q.rematerialize == -1) || c.recompute != Recompute::kLayer,
           "quantize changes what experts keep, but recompute layer keeps nothing of theirs");
-  if (c.lora.on()) {
-    require(c.impl == ExpertsImpl::kGrouped, "adapters (lora) need impl grouped");
-    require(c.recompute != Recompute::kExpert,
-            "adapters (lora) keep H: recompute must be none, act or layer");
-    require(q.inputs == -1 && q.rematerialize == -1,
-            "adapters (lora) keep what backward reads as it is: leave quantize out");
+  if (c.lora.on() || c.low_bit) {
+    const std::string what =
+        c.lora.on() ? "adapters (lora)" : "weights in few bits (model.lora.frozen)";
+    require(c.impl == ExpertsImpl::kGrouped, what, "need impl grouped");
+    require(c.recompute != Recompute::kExpert, what,
+            "keep H: recompute must be none, act or layer");
+    require(q.inputs == -1 && q.rematerialize == -1, what,
+            "keep what backward reads as it is: leave quantize out");
   }
   if (c.impl == ExpertsImpl::kGrouped) return;
   require(c.impl != ExpertsImpl::kBlockSparse || c.hidden % kExpertBlock == 0,
@@ -104,8 +106,8 @@ Experts::Experts(const ExpertsConfig& c, const ExpertsShape& shape)
   if (shape.slices > 1) {
     TROUPE_CHECK(F % shape.slices == 0, "experts' hidden", F, "is not cut evenly over",
                  shape.slices, "ranks");
-    TROUPE_CHECK(!c.lora.on(), "experts with lora cannot be cut by their hidden width: use at",
-                 "most as many expert ranks as experts");
+    TROUPE_CHECK(!c.lora.on() && !c.low_bit, "experts with lora or in few bits cannot be cut by",
+                 "their hidden width: use at most as many expert ranks as experts");
     const int64_t columns = F / shape.slices;
     w1.take_box(2, shape.slice * columns, columns, Axis::kExpertTensor);
     w2.take_box(2, shape.slice * columns, columns, Axis::kExpertTensor);
@@ -117,6 +119,8 @@ Experts::Experts(const ExpertsConfig& c, const ExpertsShape& shape)
       b2->take_box(1, from, to - from, Axis::kExpertTensor);
     }
   }
+  w1.keep_in(c.low_bit);
+  w2.keep_in(c.low_bit);
   if (c.lora.on()) add_adapters(shape);
 }
 
@@ -155,6 +159,22 @@ void Experts::keep_rounded_weights(bool keep) {
   fp8_.keep_weights(keep);
 }
 
+at::Tensor Experts::frozen_forward(const ExpertRows& rows, const FfnOptions& options) const {
+  TROUPE_CHECK(!fp8_.options(), "fp8: experts with adapters or in few bits stay in bf16");
+  FfnMatrices w(w1, w2);
+  if (b1) w.b1 = b1->value;
+  if (b2) w.b2 = b2->value;
+  std::optional<ExpertFactors> lora;
+  if (w1_lora_a) {
+    lora = ExpertFactors{.a1 = w1_lora_a->value,
+                         .b1 = w1_lora_b->value,
+                         .a2 = w2_lora_a->value,
+                         .b2 = w2_lora_b->value,
+                         .scale = WithoutAdapters::scale(config_.lora.scale())};
+  }
+  return lora_experts_ffn(rows, w, lora, options, config_.recompute);
+}
+
 ExpertsOutput Experts::forward(const ExpertRows& given) const {
   ExpertRows rows = given;
   if (config_.score_on_input) {  // X5: F(p x), then weight 1
@@ -166,17 +186,10 @@ ExpertsOutput Experts::forward(const ExpertRows& given) const {
   options.input_bits = config_.quantize.inputs;
   options.hidden_bits = config_.quantize.rematerialize;
   options.weights_order = rows.beside_grads;
+  if (w1_lora_a || w1.low_bit) return {frozen_forward(rows, options)};
   const ExpertWeights w = weights();
   if (const auto& fp8 = fp8_.options()) {
     return {moe_ffn_fp8(rows.source_SD, rows.scores_SK, rows.plan, w, options, *fp8)};
-  }
-  if (w1_lora_a) {
-    const ExpertFactors lora{.a1 = w1_lora_a->value,
-                             .b1 = w1_lora_b->value,
-                             .a2 = w2_lora_a->value,
-                             .b2 = w2_lora_b->value,
-                             .scale = WithoutAdapters::scale(config_.lora.scale())};
-    return {lora_experts_ffn(rows, w, lora, options, config_.recompute)};
   }
   switch (config_.impl) {
     case ExpertsImpl::kLoop: return {loop_ffn(rows, w, options, config_.recompute)};

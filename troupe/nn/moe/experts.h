@@ -107,6 +107,8 @@ struct ExpertsConfig {
   Recompute recompute = Recompute::kNone;
   QuantizeConfig quantize;
   LoraConfig lora;  // on W1 and W2 of every expert, which are frozen (nn/moe/lora_ffn.h)
+  // Of model.lora.frozen, which sets it: W1 and W2 are frozen in few bits. No key of its own.
+  std::optional<LowBitFormat> low_bit = {};
   ExpertsInit init;
 
   static void visit(auto& c, auto&& f) {
@@ -178,6 +180,7 @@ class Experts {
 
  private:
   ExpertWeights weights() const;
+  at::Tensor frozen_forward(const ExpertRows& rows, const FfnOptions& options) const;
   void add_adapters(const ExpertsShape& shape);
 
   ExpertsConfig config_;

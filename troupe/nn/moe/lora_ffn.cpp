@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 
 #include "troupe/nn/moe/ffn_units.h"
-#include "troupe/nn/parts/linear_product.h"
 #include "troupe/nn/parts/recompute.h"
 #include "troupe/ops/combine.h"
 #include "troupe/ops/group_bias.h"
@@ -15,33 +14,39 @@ namespace troupe {
 FfnLora::FfnLora(const LoraConfig& config, const Param& w1, const Param& w2)
     : up(config, w1.shown.at(0), w1.shown.at(1)), down(config, w2.shown.at(0), w2.shown.at(1)) {}
 
-at::Tensor lora_dense_ffn(const at::Tensor& x, const ExpertWeights& w, const FfnLora& lora,
-                          const FfnOptions& o) {
-  const at::Tensor w1 = w.w1.squeeze(0), w2 = w.w2.squeeze(0);
-  const at::Tensor b1 = w.b1 ? w.b1->squeeze(0) : at::Tensor();
-  const at::Tensor b2 = w.b2 ? w.b2->squeeze(0) : at::Tensor();
-  const at::Tensor h = linear_product(x, w1, b1) + lora.up.delta(x);
-  const at::Tensor u = ffn_units(h, /*gated=*/w1.size(0) != w2.size(1), o);
-  return linear_product(u, w2, b2) + lora.down.delta(u);
+FfnMatrices::FfnMatrices(const Param& w1, const Param& w2)
+    : up(w1), down(w2), gated(w1.shown.at(w1.shown.size() - 2) != w2.shown.back()) {}
+
+at::Tensor lora_dense_ffn(const at::Tensor& x, const FfnMatrices& w,
+                          const std::optional<FfnLora>& lora, const FfnOptions& o) {
+  at::Tensor h = w.up.linear(x, w.b1);
+  if (lora) h = h + lora->up.delta(x);
+  const at::Tensor u = ffn_units(h, w.gated, o);
+  const at::Tensor y = w.down.linear(u, w.b2);
+  return lora ? y + lora->down.delta(u) : y;
 }
 
-at::Tensor lora_experts_ffn(const ExpertRows& rows, const ExpertWeights& w,
-                            const ExpertFactors& lora, const FfnOptions& o, Recompute again) {
+at::Tensor lora_experts_ffn(const ExpertRows& rows, const FfnMatrices& w,
+                            const std::optional<ExpertFactors>& lora, const FfnOptions& o,
+                            Recompute again) {
   const at::Tensor offset = rows.plan.expert_offset;
-  const auto product = [offset, scale = lora.scale](const at::Tensor& x, const at::Tensor& weight,
-                                                    const at::Tensor& a, const at::Tensor& b) {
-    const at::Tensor low = grouped_gemm(x, a, offset) * scale;
-    return grouped_gemm(x, weight, offset) + grouped_gemm(low, b, offset);
+  // `factors`: A and B, or none.
+  const auto product = [offset, scale = lora ? lora->scale : 0](
+                           const at::Tensor& x, const KeptMatrix& m, const TensorList& factors) {
+    if (factors.empty()) return m.grouped(x, offset);
+    const at::Tensor low = grouped_gemm(x, factors[0], offset) * scale;
+    return m.grouped(x, offset) + grouped_gemm(low, factors[1], offset);
   };
-  const bool gated = w.w1.size(1) != w.w2.size(2);
-  at::Tensor h = product(permute(rows.source_SD, rows.plan), w.w1, lora.a1, lora.b1);
-  if (w.b1) h = group_bias(h, *w.b1, offset);
-  const auto down = [product, o, gated](const TensorList& in) {
-    return product(ffn_units(in[0], gated, o), in[1], in[2], in[3]);
+  at::Tensor h = product(permute(rows.source_SD, rows.plan), w.up,
+                         lora ? TensorList{lora->a1, lora->b1} : TensorList{});
+  if (w.b1.defined()) h = group_bias(h, w.b1, offset);
+  const auto down = [product, o, matrix = w.down, gated = w.gated](const TensorList& in) {
+    return product(ffn_units(in[0], gated, o), matrix, TensorList(in.begin() + 1, in.end()));
   };
-  const TensorList inputs = {h, w.w2, lora.a2, lora.b2};
+  TensorList inputs = {h};
+  if (lora) inputs.insert(inputs.end(), {lora->a2, lora->b2});
   at::Tensor y = again == Recompute::kAct ? recomputed(inputs, {}, down) : down(inputs);
-  if (w.b2) y = group_bias(y, *w.b2, offset);
+  if (w.b2.defined()) y = group_bias(y, w.b2, offset);
   return combine(y, rows.plan, rows.scores_SK);
 }
 

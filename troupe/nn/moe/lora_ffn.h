@@ -1,5 +1,6 @@
-// Feed-forwards whose two matrices have low-rank adapters (nn/parts/lora.h), by products of the
-// frozen matrix and of the factors that stand apart:
+// Feed-forwards whose two frozen matrices have low-rank adapters (nn/parts/lora.h), are kept in few
+// bits (nn/parts/kept_matrix.h), or both, by products of the matrix and of the factors that stand
+// apart:
 //
 //   h = W1 x + b1 + s B1 (A1 x),   u = the activation of h (nn/moe/ffn_units.h),
 //   y = W2 u + b2 + s B2 (A2 u)
@@ -9,6 +10,7 @@
 #pragma once
 
 #include "troupe/nn/moe/experts.h"
+#include "troupe/nn/parts/kept_matrix.h"
 #include "troupe/nn/parts/lora.h"
 
 namespace troupe {
@@ -27,9 +29,18 @@ struct FfnLora {
   LoraFactors up, down;
 };
 
-// x [T, D]; weights as dense_ffn's, with E = 1.
-at::Tensor lora_dense_ffn(const at::Tensor& x_TD, const ExpertWeights& weights, const FfnLora& lora,
-                          const FfnOptions& options);
+// W1 [G F, D] and W2 [D, F] with b1 [G F] and b2 [D]; of experts [E, ..] each.
+struct FfnMatrices {
+  FfnMatrices(const Param& w1, const Param& w2);
+
+  KeptMatrix up, down;
+  bool gated;                   // G = 2
+  at::Tensor b1 = {}, b2 = {};  // undefined: none
+};
+
+// x [T, D].
+at::Tensor lora_dense_ffn(const at::Tensor& x_TD, const FfnMatrices& w,
+                          const std::optional<FfnLora>& lora, const FfnOptions& options);
 
 // Factors of all local experts: A1 [E, r, D], B1 [E, G F, r], A2 [E, r, F], B2 [E, D, r].
 struct ExpertFactors {
@@ -38,8 +49,8 @@ struct ExpertFactors {
 };
 
 // As loop_ffn, in grouped products. Waits for no device.
-at::Tensor lora_experts_ffn(const ExpertRows& rows, const ExpertWeights& weights,
-                            const ExpertFactors& lora, const FfnOptions& options,
+at::Tensor lora_experts_ffn(const ExpertRows& rows, const FfnMatrices& w,
+                            const std::optional<ExpertFactors>& lora, const FfnOptions& options,
                             Recompute again = Recompute::kNone);
 
 }  // namespace troupe

@@ -16,8 +16,12 @@ SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& rout
   TROUPE_CHECK(F >= 1, "a shared expert of width", F);
   w1 = Param::of({G, F, width}, routed.init.up()).showing({G * F, width});
   w2 = Param::of({width, F}, routed.init.down(layers));
+  const int64_t cut = parts.split_shared ? parts.sharding.ranks() : 1;
+  require_whole(config.low_bit, cut, "shared experts");
+  w1.keep_in(config.low_bit);
+  w2.keep_in(config.low_bit);
   if (config.lora.on()) {
-    require_whole(config.lora, parts.split_shared ? parts.sharding.ranks() : 1, "shared experts");
+    require_whole(config.lora, cut, "shared experts");
     lora.emplace(config.lora, w1, w2);
     w1.frozen = w2.frozen = true;
   }
@@ -30,7 +34,8 @@ SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& rout
 }
 
 void SharedExpert::compute_in_fp8(const Fp8Options& fp8) {
-  TROUPE_CHECK(!lora, "fp8: shared experts with adapters stay in bf16");
+  TROUPE_CHECK(!lora && !w1.low_bit,
+               "fp8: shared experts with adapters or in few bits stay in bf16");
   require_fp8_sides(w1, w2, "a shared expert");
   fp8_.use(fp8, /*products=*/2);
 }
@@ -39,14 +44,17 @@ void SharedExpert::keep_rounded_weights(bool keep) {
   fp8_.keep_weights(keep);
 }
 
+at::Tensor SharedExpert::of_gathered(const at::Tensor& x_TD, const FfnOptions& options) const {
+  if (lora || w1.low_bit) return lora_dense_ffn(x_TD, FfnMatrices(w1, w2), lora, options);
+  const ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
+  return dense_ffn(x_TD, w, options, fp8_.options());
+}
+
 at::Tensor SharedExpert::forward(const at::Tensor& x_tD, int64_t all) const {
   const GatheredTokens x = sharding_.all_gather(x_tD, all);
   FfnOptions options = ffn_.options();
   options.weights_order = x.beside;
-  const ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
-  const at::Tensor y_TD = lora ? lora_dense_ffn(x.x_T, w, *lora, options)
-                               : dense_ffn(x.x_T, w, options, fp8_.options());
-  at::Tensor y = sharding_.reduce_scatter(y_TD);
+  at::Tensor y = sharding_.reduce_scatter(of_gathered(x.x_T, options));
   if (!gate) return y;
   const auto wide = wide_type(x_tD);
   const at::Tensor open_T1 = at::sigmoid(at::matmul(x_tD.to(wide), gate->value.to(wide).t()));

@@ -22,7 +22,8 @@ struct SharedConfig {
   SharedForm form = SharedForm::kSum;
   // Computed while the dispatcher moves rows, instead of after the combine; no bit changes (SH4).
   bool overlap = true;
-  LoraConfig lora = {};  // of model.lora, which sets it: no key of its own
+  LoraConfig lora = {};                      // of model.lora, which sets it: no key of its own
+  std::optional<LowBitFormat> low_bit = {};  // of model.lora.frozen, likewise
 
   static void visit(auto& c, auto&& f) {
     f("experts", c.experts, "Width of the shared expert as a multiple of moe.hidden; 0: off.");
@@ -64,6 +65,9 @@ class SharedExpert {
   std::optional<FfnLora> lora;
 
  private:
+  // Of the tokens of all ranks, summed over none and not gated.
+  at::Tensor of_gathered(const at::Tensor& x_TD, const FfnOptions& options) const;
+
   SharedForm form_;
   FfnForm ffn_;
   TokenSharding sharding_;  // alone where the expert is whole on each rank

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/nn/parts/kept_matrix.h"
 #include "troupe/nn/parts/linear_product.h"
 #include "troupe/ops/support/record_late.h"
 
@@ -116,16 +117,32 @@ at::Tensor with_adapters(const at::Tensor& y, const at::Tensor& x,
   return y + (deltas.size() == 1 ? deltas[0] : at::cat(deltas, 1));
 }
 
+at::Tensor joined_in_few_bits(const at::Tensor& x, const std::vector<const Linear*>& parts,
+                              const JoinedOptions& options) {
+  TROUPE_CHECK(!options.fp8, "weights in few bits have no products with 8-bit operands");
+  TensorList products;
+  for (const Linear* part : parts) {
+    TROUPE_CHECK(part->weight.low_bit, "some weights of a joined product are in few bits");
+    products.push_back(part->product(x, options.biased));
+  }
+  return products.size() == 1 ? products[0] : at::cat(products, 1);
+}
+
 }  // namespace
 
 Linear::Linear(const LinearShape& s) : weight(Param::of({s.out, s.in}, s.init)) {
+  weight.keep_in(s.low_bit);
   if (s.bias) bias = Param::of({s.out}, {.kind = Init::kZero}, Group::kNoDecay);
   if (s.lora.on()) lora.emplace(s.lora, s.out, s.in);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  const at::Tensor y = linear_product(x, weight.value, bias ? bias->value : at::Tensor());
+  const at::Tensor y = product(x);
   return lora ? y + lora->delta(x) : y;
+}
+
+at::Tensor Linear::product(const at::Tensor& x, bool biased) const {
+  return KeptMatrix(weight).linear(x, bias && biased ? bias->value : at::Tensor());
 }
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -154,6 +171,9 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const a
 
 at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts,
                          const JoinedOptions& options) {
+  if (parts.at(0)->weight.low_bit) {
+    return with_adapters(joined_in_few_bits(x_TD, parts, options), x_TD, parts);
+  }
   TensorList weights, biases, inputs = {x_TD};
   std::vector<int64_t> rows;
   for (const Linear* part : parts) {

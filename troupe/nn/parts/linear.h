@@ -17,13 +17,16 @@ struct LinearShape {
   int64_t out, in;
   Init init;
   bool bias = false;
-  LoraConfig lora = {};  // an adapter beside the weight
+  LoraConfig lora = {};                      // an adapter beside the weight
+  std::optional<LowBitFormat> low_bit = {};  // a frozen weight, in few bits
 };
 
 struct Linear {
   explicit Linear(const LinearShape& shape);
 
   at::Tensor forward(const at::Tensor& x) const;  // [.., in] to [.., out]
+  // x W^T, and + b where `biased`, without the adapter.
+  at::Tensor product(const at::Tensor& x, bool biased = true) const;
 
   static void visit(auto& m, auto&& f) {
     f("weight", m.weight);
@@ -38,7 +41,8 @@ struct Linear {
 
 // x [T, D] times all weights [n_i, D], side by side: [T, sum n_i]; biases all or none. One product
 // forward, two backward. Weights that are not one behind the other are joined by a copy in each.
-// Adapters, of all parts or of none, are added behind that product.
+// Adapters, of all parts or of none, are added behind that product. Weights in few bits, of all
+// parts or of none, are multiplied each on its own, in the type of x.
 struct JoinedOptions {
   // Where in the backward the weights' gradients are made; absent: with that of x.
   std::optional<BackwardOrder> weights_order = {};

@@ -22,6 +22,11 @@ LoraConfig ModelLora::of(LoraTarget target) const {
   return adapted ? factors : LoraConfig{};
 }
 
+std::optional<LowBitFormat> ModelLora::bits_of(LoraTarget target) const {
+  if (!on() || !frozen || std::ranges::count(frozen->targets, target) == 0) return std::nullopt;
+  return frozen->format;
+}
+
 namespace {
 
 bool& adapters_are_off() {
@@ -70,6 +75,11 @@ bool is_adapter(std::string_view name) {
 void require_whole(const LoraConfig& config, int64_t ranks, const char* what) {
   TROUPE_CHECK(!config.on() || ranks == 1, "lora:", ranks, "tensor ranks would cut the matrices of",
                what, ", whose adapters need them whole: use one tensor rank");
+}
+
+void require_whole(const std::optional<LowBitFormat>& bits, int64_t ranks, const char* what) {
+  TROUPE_CHECK(!bits || ranks == 1, "lora.frozen:", ranks, "tensor ranks would cut the matrices of",
+               what, ", which are kept in few bits whole: use one tensor rank");
 }
 
 }  // namespace troupe

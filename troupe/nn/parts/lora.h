@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -39,18 +40,35 @@ constexpr auto names_of(LoraTarget) {
                     Named{"router", LoraTarget::kRouter}, Named{"ffn", LoraTarget::kFfn}};
 }
 
+// Frozen matrices that are kept in few bits (ops/low_bit.h, QLoRA): products unpack them where they
+// multiply. Checkpoints do not hold them; they come from checkpoint.init_from, or as they are drawn.
+struct FrozenBits {
+  LowBitFormat format = LowBitFormat::kNf4;
+  std::vector<LoraTarget> targets = {LoraTarget::kExperts};
+
+  static void visit(auto& c, auto&& f) {
+    f("format", c.format, "nf4 or mxfp4 (4 bits), int8 or fp8 (8 bits), with scales of groups.");
+    f("targets", c.targets,
+      "Matrices in few bits: attention, experts, shared (experts), ffn (dense layers).");
+  }
+};
+
 // Adapters of a whole model, whose other weights are frozen.
 struct ModelLora {
   LoraConfig factors;
   std::vector<LoraTarget> targets = {LoraTarget::kAttention};
+  std::optional<FrozenBits> frozen = {};  // absent: all in the run's type
 
   static void visit(auto& c, auto&& f) {
     LoraConfig::visit(c.factors, f);
     f("targets", c.targets,
       "Adapted matrices: attention, experts, shared (experts), router, ffn (dense layers).");
+    f("frozen", c.frozen, "Frozen matrices that are kept in few bits; null: none.");
   }
   bool on() const { return factors.on(); }
   LoraConfig of(LoraTarget target) const;  // rank 0 where it is none of the targets
+  // How the target's matrices are kept; absent: in the run's type.
+  std::optional<LowBitFormat> bits_of(LoraTarget target) const;
 };
 
 struct LoraFactors {
@@ -95,5 +113,7 @@ inline constexpr const char* kAdapterNames[] = {"*lora_a", "*lora_b"};
 
 // Refuses adapters of matrices that are cut over tensor ranks; train/recipe/parallel.h names them.
 void require_whole(const LoraConfig& config, int64_t ranks, const char* what);
+// The same of matrices in few bits.
+void require_whole(const std::optional<LowBitFormat>& bits, int64_t ranks, const char* what);
 
 }  // namespace troupe

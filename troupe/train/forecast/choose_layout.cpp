@@ -152,10 +152,11 @@ std::string reason(const std::vector<LayoutForecast>& fit, size_t chosen, const 
          "sure of: " + describe(fit.front());
 }
 
-std::vector<std::string> adapted_targets(const ModelLora& lora) {
+// Of the targets that tensor ranks cut, those for which `holds`.
+std::vector<std::string> cut_targets(const std::function<bool(LoraTarget)>& holds) {
   std::vector<std::string> out;
   for (const LoraTarget target : {LoraTarget::kAttention, LoraTarget::kShared, LoraTarget::kFfn}) {
-    if (lora.of(target).on()) out.push_back(to_text(target));
+    if (holds(target)) out.push_back(to_text(target));
   }
   return out;
 }
@@ -171,8 +172,10 @@ LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
           .whole_state = needs_whole_state(r.train.optimizer),
           .per_host = per_host,
           .hidden = r.model.moe.ffn.hidden,
-          .whole_experts = m.moe.ffn.lora.on() || m.lora.of(LoraTarget::kExperts).on(),
-          .adapted = adapted_targets(m.lora),
+          .whole_experts = m.moe.ffn.lora.on() || m.lora.of(LoraTarget::kExperts).on() ||
+                           m.lora.bits_of(LoraTarget::kExperts).has_value(),
+          .adapted = cut_targets([&](LoraTarget t) { return m.lora.of(t).on(); }),
+          .in_bits = cut_targets([&](LoraTarget t) { return m.lora.bits_of(t).has_value(); }),
           .widths = widths_of(m),
           .table_rows = padded_vocab(m),
           .table_bytes = tables * kBytes * static_cast<double>(padded_vocab(m) * m.width),

@@ -319,6 +319,20 @@ TEST(ChooseLayout, TensorRanksThatCutAdaptedMatricesAreFaults) {
       "or leave attention out of model.lora.targets");
 }
 
+TEST(ChooseLayout, TensorRanksThatCutMatricesInFewBitsAreFaults) {
+  const Recipe r = recipe_of(
+      "{model: {layers: 2, width: 64, heads: 4, vocab: 256, moe: {experts: 4, hidden: 64}, lora: "
+      "{rank: 2, targets: [router], frozen: {targets: [attention, experts]}}}, parallel: {tensor: "
+      "2}}");
+  const std::vector<std::string> cut = layout_faults(r.parallel, needs_of(r, 2, 2));
+  ASSERT_EQ(cut.size(), 1u);
+  EXPECT_EQ(
+      cut[0],
+      "parallel.tensor: E2005 2 ranks would cut the matrices of attention, which "
+      "model.lora.frozen keeps in few bits, whole; use 1, with parallel.expert or shard: full "
+      "in its place, or leave attention out of model.lora.frozen.targets");
+}
+
 TEST(ChooseLayout, TensorRanksThatDoNotFitAreFaultsWithWhatWould) {
   const auto faults = [](const std::string& model, const std::string& parallel, int64_t world) {
     const Recipe r = recipe_of("model: {" + model + "}\nparallel: {" + parallel + "}");

@@ -178,7 +178,8 @@ double checkpoint_bytes(const Recipe& r, bool on_gpu) {
   double out = 0;
   for (const UnitMemory& unit : model.units) {
     for (const StateBytes& s : {unit.dense, unit.cut, unit.experts}) {
-      out += master * s.elements + frozen * s.frozen + decoded * (s.moments + s.host_moments);
+      out += master * s.elements + frozen * (s.frozen - s.low_bit) +
+             decoded * (s.moments + s.host_moments);
     }
   }
   return out;

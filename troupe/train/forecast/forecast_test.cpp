@@ -140,6 +140,28 @@ TEST(Forecast, CountsTheRoundedCopiesOfFeedForwards) {
   EXPECT_EQ(weights(", fp8: {ffn: true}") - weights(""), 2 * (experts + ffn + shared));
 }
 
+// Codes and scales in place of bf16 values; a checkpoint does not hold them. One parameter of a layer
+// is unpacked at a time.
+TEST(Forecast, CountsFrozenWeightsInFewBits) {
+  const auto with = [](const std::string& frozen) {
+    return small_recipe(
+        "model: {width: 128, vocab: 64, max_positions: 64, layers: 2, heads: 2, moe: {experts: 4, "
+        "hidden: 256}, lora: {rank: 2, targets: [attention]" +
+        frozen + "}}\ntrain: {precision: bf16, global_batch: 4, micro_batch: 2}");
+  };
+  constexpr int64_t kExperts = int64_t{2} * 4 * 3 * 128 * 256;
+  const Recipe full = with("");
+  for (const LowBitFormat format : {LowBitFormat::kNf4, LowBitFormat::kInt8, LowBitFormat::kFp8}) {
+    const std::string name = to_text(format);
+    const Recipe packed = with(", frozen: {format: " + name + "}");
+    const MemoryForecast a = forecast_memory(packed, true), b = forecast_memory(full, true);
+    const auto bytes = static_cast<double>(low_bit_bytes(format, kExperts));
+    EXPECT_EQ(b.weights - a.weights, 2 * kExperts - bytes);
+    EXPECT_EQ(b.moments + b.masters + b.gradients, a.moments + a.masters + a.gradients);
+    EXPECT_EQ(checkpoint_bytes(full, true) - checkpoint_bytes(packed, true), 2 * kExperts);
+  }
+}
+
 // Of latent attention's projections those that fit: q and out, not those of a latent of 100.
 TEST(Forecast, CountsTheRoundedCopiesOfLatentProjectionsThatFit) {
   const std::string model =

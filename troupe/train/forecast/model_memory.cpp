@@ -70,6 +70,13 @@ double history_bytes(const Recipe& r) {
   return delayed ? 2 * 4 * static_cast<double>(r.train.fp8->history) : 0;
 }
 
+void add_low_bit(const Param& p, double width, StateBytes& s, UnitMemory& u) {
+  const auto bytes = static_cast<double>(low_bit_bytes(p.low_bit->format, p.numel()));
+  s.frozen += bytes;
+  s.low_bit += bytes;
+  u.unpacked = std::max(u.unpacked, width * static_cast<double>(p.numel()));
+}
+
 void add_states(const Recipe& r, const RunPlan& plan, bool on_gpu, Model& model,
                 std::vector<UnitMemory>& units) {
   const double width = value_width(r, on_gpu);
@@ -94,6 +101,7 @@ void add_states(const Recipe& r, const RunPlan& plan, bool on_gpu, Model& model,
         s.frozen += count * rounded_bytes(r, plan, on_gpu);
         u.dense.moments += history_bytes(r);
       }
+      if (p.low_bit) return add_low_bit(p, width, s, u);
       const double bytes = p.fp32 ? 4 : width;
       if (!p.trainable() || is_frozen(base, name)) {
         (p.group == Group::kState ? s.moments : s.frozen) += count * bytes;
@@ -268,7 +276,8 @@ void add_activations(const Recipe& r, int64_t micro_batch, double width, int64_t
     u.again = i < m.layers && again[static_cast<size_t>(i)];
     // The host's memory is a CPU's own: there it is copied and no less is kept.
     if (on_gpu && i < r.train.offload_layers) u.offloaded = std::max(u.saved - u.input, 0.0);
-    u.working = width * (tokens * working_elements(l, m, on_gpu, tensor) + keys.working);
+    u.working =
+        width * (tokens * working_elements(l, m, on_gpu, tensor) + keys.working) + u.unpacked;
   }
   out.units.back().saved = tokens * scale * static_cast<double>(costs.units.back().saved_bytes);
   const double rows = std::min(tokens, static_cast<double>(head_rows(m.vocab, on_gpu)));

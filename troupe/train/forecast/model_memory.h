@@ -19,6 +19,7 @@ struct StateBytes {
   double masters = 0;    // f32: the lower halves of bf16 values, whole beside f16
   double moments = 0;    // and other optimizer and router state
   double frozen = 0;     // bytes of values that are not trained, and of 8-bit copies of others
+  double low_bit = 0;    // of `frozen`: in few bits, which no checkpoint holds
   // train.offload_state on a GPU: bytes of masters and moments that are in host memory instead, and
   // the most of them that are brought at once (train/optim/state_stream.h).
   double host = 0, window = 0;
@@ -40,7 +41,8 @@ struct UnitMemory {
   double offloaded = 0;  // of `saved`, in host memory between forward and backward
   // Of a microbatch between its forward and its backward, on the device.
   double held() const { return again ? input : saved - offloaded; }
-  double working = 0;  // bytes at work while it is computed, and its own activations are kept
+  double working = 0;   // bytes at work while it is computed, and its own activations are kept
+  double unpacked = 0;  // of `working`: its largest parameter in few bits, while it is multiplied
 };
 
 // train.teacher, all 0 without one: bytes of its weights, of what it keeps beside a chunk of the

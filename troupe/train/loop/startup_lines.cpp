@@ -1,5 +1,8 @@
 #include "troupe/train/loop/startup_lines.h"
 
+#include <utility>
+
+#include "troupe/core/text/readable.h"
 #include "troupe/core/text/text.h"
 #include "troupe/ops/attention/attention_cudnn.h"
 #include "troupe/train/step/learner.h"
@@ -131,6 +134,25 @@ std::string state_offload_line(const TrainConfig& train, const c10::Device& devi
   }
   return "state offload: masters and moments are in pinned host memory, and an update streams them "
          "through the GPU; weights and gradients stay there";
+}
+
+std::string frozen_line(const ModelLora& lora, Learner& learner) {
+  if (!lora.on()) return {};
+  int64_t packed = 0, whole = 0;
+  for (const NamedParam& other : learner.store().others()) {
+    int64_t& bytes = other.param->low_bit ? packed : whole;
+    for (const at::Tensor& x : other.param->stored()) bytes += static_cast<int64_t>(x.nbytes());
+  }
+  std::string out = "frozen weights: ";
+  if (lora.frozen) {
+    out += readable_bytes(packed) + " in " + to_text(lora.frozen->format) + " (";
+    const char* separator = "";
+    for (const LoraTarget target : lora.frozen->targets) {
+      out.append(std::exchange(separator, ", ")).append(to_text(target));
+    }
+    out += "), ";
+  }
+  return out + readable_bytes(whole) + " in " + to_text(learner.precision());
 }
 
 std::string causality_line(const ModelConfig& model) {

@@ -12,6 +12,8 @@
 
 namespace troupe {
 
+class Learner;  // train/step/learner.h
+
 // The load balancing in use: "balance: aux_loss 0.01, z_loss 0.001". Without any, it warns and
 // names the key. Empty for a dense model.
 std::string balance_line(const ModelConfig& model);
@@ -42,6 +44,10 @@ std::string offloaded_line(int64_t bytes);
 
 // train.offload_state: where masters and moments are. Empty without it.
 std::string state_offload_line(const TrainConfig& train, const c10::Device& device);
+
+// "frozen weights: 168.0 MiB in nf4 (experts, attention), 35.2 MiB in bf16": of this rank, with
+// model.lora. Empty without it.
+std::string frozen_line(const ModelLora& lora, Learner& learner);
 
 // The warning for a router that considers later tokens (expert_choice): losses and generated text
 // are not those of a causal model. Else empty.

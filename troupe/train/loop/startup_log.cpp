@@ -68,6 +68,8 @@ void log_notes(const RunStart& start) {
     log.warning("run.replay: the experts of every token are those of " + recipe.run.replay +
                 ", whatever the routers choose");
   }
+  const std::string frozen = frozen_line(recipe.model.lora, learner);
+  if (!frozen.empty()) log.info(frozen);
   const std::string balance = balance_line(recipe.model);
   if (!balance.empty()) log.info(balance);
   const std::string attention = attention_line(

@@ -102,8 +102,11 @@ void move_experts(ParamStore& store, ProcessGroup& experts, const std::vector<Ex
   for (const NamedParam& other : store.others()) {
     const auto route = routes.find(other.param);
     if (route == routes.end()) continue;
-    const at::Tensor rows = rows_of(*other.param, other.param->value.detach().view(-1), 0);
-    rows.copy_(route->second.moved(experts, rows));
+    for (const at::Tensor& x : other.param->stored()) {
+      const auto held = static_cast<int64_t>(other.param->experts.size());
+      const at::Tensor rows = x.detach().view({held, held > 0 ? x.numel() / held : 0});
+      rows.copy_(route->second.moved(experts, rows));
+    }
   }
   store.gather(changed);
   store.need(changed);

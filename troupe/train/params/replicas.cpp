@@ -112,7 +112,9 @@ Hashed hashes_of(const ParamStore& store, const std::map<std::string, Ways>* dif
     const ShardMesh mesh = store.mesh_of(other);
     const std::string& of = mesh.name;
     if (!asked(of)) continue;
-    out.add(each ? other.name + " (" + of + ")" : of, among_holders(mesh), other.param->value);
+    for (const at::Tensor& x : other.param->stored()) {
+      out.add(each ? other.name + " (" + of + ")" : of, among_holders(mesh), x);
+    }
   }
   return out;
 }

@@ -313,6 +313,15 @@ std::vector<std::string> tensor_faults(const ParallelConfig& c, const LayoutNeed
                                           "leave " +
                                           target + " out of model.lora.targets"));
   }
+  for (const std::string& target : needs.in_bits) {
+    if (target == "shared" && c.split_shared != CutKind::kOn) continue;
+    if (std::ranges::find(needs.adapted, target) != needs.adapted.end()) continue;
+    out.push_back(key_fault("tensor", ranks + " ranks would cut the matrices of " + target +
+                                          ", which model.lora.frozen keeps in few bits, whole; use "
+                                          "1, with parallel.expert or shard: full in its place, or "
+                                          "leave " +
+                                          target + " out of model.lora.frozen.targets"));
+  }
   // "48 query heads do not divide over 5 ranks; use 4 or 6"
   const auto divide = [&](const LayerWidths& w, int64_t all, const char* what) {
     if (all == 0 || all % c.tensor == 0) return;

@@ -199,7 +199,7 @@ struct LayoutNeeds {
   int64_t per_host = 0;        // ranks of a host; 0: all
   int64_t hidden = 0;          // of an expert, which slices cut evenly; 0: not known
   bool whole_experts = false;  // with LoRA they cannot be cut by their width
-  std::vector<std::string> adapted = {};  // of model.lora's targets, those that tensor ranks cut
+  std::vector<std::string> adapted = {}, in_bits = {};  // lora targets that tensor ranks cut
   std::vector<LayerWidths> widths = {};
   int64_t table_rows = 0;                               // of the padded vocabulary
   double table_bytes = 0;                               // values and gradients of the tables

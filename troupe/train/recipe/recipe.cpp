@@ -98,6 +98,13 @@ void check_fp8(const Recipe& r, Problems& problems) {
     problems.add("train.fp8",
                  "goes with train.precision bf16 or auto, not with " + to_text(precision));
   }
+  if (r.model.lora.frozen) {
+    const std::string format = to_text(r.model.lora.frozen->format);
+    problems.add(
+        "train.fp8",
+        "rounds weights to 8 bits for each product, and model.lora.frozen keeps weights in " +
+            format + " already: leave one of the two out");
+  }
   const Fp8Recipe recipe = r.train.fp8->recipe;
   if (has_one_scale(recipe) && r.parallel.dispatch == DispatchMode::kExact) {
     problems.add("train.fp8.recipe", to_text(recipe) +
@@ -182,6 +189,9 @@ void check_exclusive(const Recipe& r, Problems& problems) {
       {r.checkpoint.when_busy == WhenBusy::kSkip && !r.checkpoint.background,
        "checkpoint.when_busy",
        "is used with checkpoint.background only: without it saves never overlap"},
+      {r.model.lora.frozen && r.checkpoint.base == SavedBase::kSaved, "checkpoint.base",
+       "saved would hold the frozen weights, and those in few bits (model.lora.frozen) are saved "
+       "nowhere: leave it out, checkpoints then name the base that has them"},
       {r.checkpoint.keep_best > 0 && !scored, "checkpoint.keep_best",
        "needs scores: eval.every, and data.valid or data.split"},
       {r.model.preset.empty() && r.model.mtp.depth == 0 && r.model.mtp.weight != MtpConfig{}.weight,

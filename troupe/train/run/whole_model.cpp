@@ -8,10 +8,15 @@
 
 #include "troupe/checkpoint/files/reader.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
+#include "troupe/core/check.h"
 #include "troupe/nn/model/model.h"
 
 namespace troupe {
 namespace {
+
+constexpr const char* kNotSaved =
+    "is kept in few bits by its run (model.lora.frozen), whose checkpoints do not hold it: `troupe "
+    "eval` and `troupe generate` read it from checkpoint.init_from";
 
 // `table` names the tensors that files hold.
 std::unique_ptr<Model> filled_model(const ModelConfig& config, const at::TensorOptions& options,
@@ -21,10 +26,13 @@ std::unique_ptr<Model> filled_model(const ModelConfig& config, const at::TensorO
   std::unique_ptr<Model> model = build_model(config);
   CheckpointState state;
   model->for_each_param(-1, [&](const std::string& name, Param& p) {
+    const bool in_bits = p.low_bit.has_value();
+    p.low_bit.reset();  // in the type that is asked for
     p.frozen = true;
     p.allocate(options);
     const bool each = p.per_expert && !p.experts.empty();
     if (!table.contains(each ? expert_name(name, p.experts[0]) : name)) {
+      if (in_bits) fail(Code::kStateMismatch, name, kNotSaved);
       return initialize(p, name, 0);
     }
     p.value.fill_(std::numeric_limits<double>::quiet_NaN());

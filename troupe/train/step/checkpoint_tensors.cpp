@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "troupe/core/check.h"
 #include "troupe/core/number/moment8.h"
 #include "troupe/distributed/group/process_group.h"
 #include "troupe/train/optim/moments8.h"
@@ -48,6 +49,10 @@ void CheckpointTensors::add_to(CheckpointState& state, Saved what) {
   }
   state.may_lack(kFp8HistoryNames);
   for (const NamedParam& other : store_.others()) {
+    if (other.param->low_bit) {
+      if (what.to_load && reads_low_bit_) add_low_bit(state, other);
+      continue;
+    }
     const ShardMesh mesh = store_.mesh_of(other);
     const ProcessGroup &cut = *mesh.shard, &same = *mesh.replicate;
     // Whole on each of them, to read and to write.
@@ -63,11 +68,27 @@ void CheckpointTensors::add_to(CheckpointState& state, Saved what) {
 std::set<std::string> CheckpointTensors::frozen() const {
   CheckpointState state;
   for (const NamedParam& other : store_.others()) {
-    if (is_frozen_weight(*other.param)) state.add("model." + other.name, *other.param);
+    const Param& p = *other.param;
+    if (is_frozen_weight(p) && !p.low_bit) state.add("model." + other.name, p);
   }
   std::set<std::string> out;
   for (const CheckpointState::Part& part : state.parts()) out.insert(part.tensor.name);
   return out;
+}
+
+void CheckpointTensors::add_low_bit(CheckpointState& state, const NamedParam& named) {
+  Param* const param = named.param;
+  const std::string name = "model." + named.name;
+  const auto take = [this, param, name](int64_t at, const at::Tensor& numbers) {
+    const std::lock_guard lock(packing_mutex_);
+    try {
+      param->pack(at, numbers);
+    } catch (const Error& e) {
+      fail(Code::kDamagedCheckpoint, name, "cannot be kept in few bits:", e.what());
+    }
+  };
+  const at::ScalarType type = store_.options().dtype().toScalarType();
+  state.add_range(name, *param, 0, StateTensor::taken(param->numel(), type, take));
 }
 
 StateTensor CheckpointTensors::state_tensor(int64_t slot, size_t i, const std::string& name) {

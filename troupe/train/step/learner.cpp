@@ -122,7 +122,8 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
   histories_ = fp8_histories(*model_);
   optimizer_ = std::visit([](const auto& c) { return c.build(); }, recipe_.train.optimizer);
   make_state(*optimizer_, base.moments, *store_);
-  tensors_ = std::make_unique<CheckpointTensors>(*store_, *optimizer_);
+  tensors_ = std::make_unique<CheckpointTensors>(*store_, *optimizer_,
+                                                 !recipe_.checkpoint.init_from.empty());
   executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_),
                                          setup_->state.world().pulse(), setup_->channels);
   if (recipe_.train.offload_layers > 0) {
