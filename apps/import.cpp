@@ -3,8 +3,12 @@
 #include <iostream>
 #include <memory>
 #include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "apps/models/check_logits.h"
+#include "apps/models/import_adapter.h"
 #include "apps/print.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
@@ -12,6 +16,7 @@
 #include "troupe/core/config/counts.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/text/shell_word.h"
+#include "troupe/core/text/suggest.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/nn/config/costs.h"
 
@@ -19,7 +24,7 @@ namespace troupe {
 namespace {
 
 struct ImportVerb {
-  std::string folder, run, upcycle;
+  std::string folder, run, upcycle, adapter;
   ImportOptions options;
   bool check_logits = false, json = false;
 };
@@ -128,12 +133,44 @@ void import_folder(const ImportVerb& verb) {
   if (out.logits) require_logits(*out.logits, weights, out.checkpoint);
 }
 
+struct ImportedAdapter {  // --json, with --adapter
+  AdapterImport of;
+  static void visit(auto& i, auto&& f) {
+    f("checkpoint", i.of.checkpoint);
+    f("base", i.of.base);
+    f("rank", i.of.rank);
+    f("alpha", i.of.alpha);
+    f("targets", i.of.targets);
+    f("tensors", i.of.tensors);
+    f("factors", i.of.factors);
+    f("added", i.of.added);
+  }
+};
+
+void import_peft(const ImportVerb& verb) {
+  Fs fs;
+  const Log log({stderr_sink()}, Level::kWarning);
+  const ImportedAdapter out{import_adapter(verb.adapter, verb.folder, verb.run, log, fs)};
+  if (verb.json) return print_json(out);
+  const AdapterImport& done = out.of;
+  std::cout << done.checkpoint << ": adapters of rank " << done.rank << ", alpha " << done.alpha
+            << ", of "
+            << joined(std::vector<std::string_view>(done.targets.begin(), done.targets.end()))
+            << ", beside " << done.base << "; all " << done.tensors
+            << " tensors of the folder are in its " << done.factors << '\n';
+  if (done.added > 0) {
+    std::cout << done.added << " matrices of these targets have no adapter in the folder: theirs "
+              << "begin without effect\n";
+  }
+}
+
 }  // namespace
 
 void add_import(CLI::App& app, Call&) {
   CLI::App* verb = app.add_subcommand("import", "imports a Hugging Face folder as a checkpoint");
   const auto options = std::make_shared<ImportVerb>();
-  verb->add_option("folder", options->folder, "folder with config.json and safetensors")
+  verb->add_option("folder", options->folder,
+                   "folder with config.json and safetensors; with --adapter: the base's run")
       ->required();
   verb->add_option("run", options->run, "run folder, which gets step-000000 and hf/")->required();
   verb->add_option("--dtype", options->options.dtype,
@@ -148,11 +185,23 @@ void add_import(CLI::App& app, Call&) {
       "compute logits with this program from the folder's files and from the checkpoint\n"
       "and compare them; needs 4 bytes per parameter");
   verb->add_flag("--json", options->json, "print the result as JSON");
+  verb->add_option(
+      "--adapter", options->adapter,
+      "import this folder of PEFT as the run's adapters, beside the base: a run of an\n"
+      "import, or one of its steps");
   verb->footer(
       "Example: troupe import ~/OLMoE-1B-7B runs/olmoe --check-logits\n"
       "Every tensor is used or named; one that is missing, left over or of another shape is an\n"
       "error. Train from it with checkpoint: {init_from: runs/olmoe/step-000000, cast: true}.");
-  verb->callback([options] { import_folder(*options); });
+  verb->callback([options, verb] {
+    if (options->adapter.empty()) return import_folder(*options);
+    for (const char* other : {"--dtype", "--upcycle", "--check-logits"}) {
+      if (verb->count(other) > 0) {
+        throw CLI::ValidationError("--adapter", std::string("does not take ") + other);
+      }
+    }
+    import_peft(*options);
+  });
 }
 
 }  // namespace troupe

@@ -195,6 +195,80 @@ class Adapters(FolderTest):
         self.assertEqual(self.losses("again"), self.losses("tuned")[4:])
         self.troupe("diff", "again", "tuned")
 
+    def import_adapter(self, run="start"):
+        return json.loads(self.troupe("import", "run", run, "--adapter", "adapter", "--json"))
+
+    def test_245_an_exported_adapter_is_imported_bit_for_bit(self):
+        self.tuned()
+        for version in ("0.19", "0.18"):
+            self.export_adapter("--peft", version)
+            run = f"start-{version}"
+            told = self.import_adapter(run)
+            self.assertEqual((told["rank"], told["alpha"], told["targets"], told["added"]), (3, 6, TARGETS, 0))
+            self.troupe("export", run, "--adapter", "again", "--peft", version, "--force")
+            self.assertEqual((self.folder / "again/adapter_model.safetensors").read_bytes(),
+                             (self.folder / "adapter/adapter_model.safetensors").read_bytes(), version)
+        # Trained on, from the factors and the base's weights.
+        self.write_recipe(LORA, dir="further", init_from="start-0.19/step-000000")
+        self.troupe("train", "tune.yaml", "--quiet")
+        base = json.loads((self.newest("further") / "manifest.json").read_text())["base"]["folder"]
+        self.assertEqual(base, "start-0.19/step-000000")
+        self.troupe("export", "further", "--adapter", "adapter", "--force")
+        self.assertNotEqual(self.losses("further")[0], self.losses("tuned")[0])
+
+    def made_by_peft(self, **config):
+        """Saves an adapter of random factors; returns PEFT's logits with it."""
+        model = peft.get_peft_model(load(self.folder / "base"), peft.LoraConfig(task_type="CAUSAL_LM", r=3, lora_alpha=6, **config))
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if "lora_" in name:
+                    p.normal_(std=0.2)
+        model.eval().save_pretrained(self.folder / "adapter")
+        return logits(model)
+
+    def start_merged(self):
+        self.troupe("export", "start", "merged", "--merge", "--dtype", "float32", "--check-logits", "--force")
+        return logits(load(self.folder / "merged"))
+
+    def test_245_an_adapter_of_peft_is_imported(self):
+        self.imported()
+        # Two matrices of attention: the others of the target begin without effect.
+        theirs = self.made_by_peft(target_modules=["q_proj", "v_proj"], use_rslora=True)
+        told = self.import_adapter()
+        self.assertEqual((told["rank"], told["targets"], told["tensors"], told["added"]), (3, ["attention"], 8, 4))
+        self.assertGreater(apart(theirs, logits(load(self.folder / "base"))), 0.01)
+        self.assertLess(apart(self.start_merged(), theirs), 1e-4)
+        # Everything, with an A each for gate_proj and up_proj.
+        for path in ("start", "adapter"):
+            shutil.rmtree(self.folder / path)
+        theirs = self.made_by_peft(
+            target_modules=[f"self_attn.{p}_proj" for p in "qkvo"] +
+            [f"mlp.{part}{p}_proj" for part in ("", "shared_expert.") for p in ("gate", "up", "down")],
+            target_parameters=["mlp.experts.down_proj", "mlp.experts.gate_up_proj", "mlp.gate.weight"])
+        told = self.import_adapter()
+        self.assertEqual((told["rank"], told["alpha"], told["targets"], told["added"]), (6, 12, TARGETS, 0))
+        self.assertLess(apart(self.start_merged(), theirs), 1e-4)
+
+    def test_245_an_adapter_that_does_not_fit_is_refused_by_name(self):
+        self.imported()
+        self.made_by_peft(target_modules=["q_proj"])
+        file = self.folder / "adapter/adapter_config.json"
+        config = json.loads(file.read_text())
+        for change, said in (({"use_dora": True}, "use_dora is true, which the adapters of this program do not have"),
+                             ({"modules_to_save": ["lm_head"]}, "modules_to_save is"), ({"bias": "all"}, "bias is"),
+                             ({"rank_pattern": {"q_proj": 4}}, "rank_pattern is"), ({"peft_type": "IA3"}, "peft_type is"),
+                             ({"init_lora_weights": "pissa"}, "which changes the base's weights"), ({"r": 4}, "of rank 4")):
+            file.write_text(json.dumps(config | change))
+            self.assertIn(said, self.troupe("import", "run", "x", "--adapter", "adapter", code=4))
+        file.write_text(json.dumps(config))
+        self.assertIn("is a Hugging Face folder", self.troupe("import", "base", "x", "--adapter", "adapter", code=2))
+        shutil.rmtree(self.folder / "adapter")
+        self.made_by_peft(target_modules=["q_proj", "lm_head"])
+        said = self.troupe("import", "run", "x", "--adapter", "adapter", code=4)
+        self.assertIn("base_model.model.lm_head.lora_A.weight", said)
+        self.assertFalse((self.folder / "x").exists())
+        self.assertIn("--dtype", self.troupe("import", "run", "x", "--adapter", "adapter", "--dtype", "float32", code=2))
+
     def losses(self, name):
         records = map(json.loads, (self.folder / name / "log.jsonl").read_text().splitlines())
         return [r["loss"] for r in records if "event" not in r]

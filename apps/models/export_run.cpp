@@ -91,11 +91,23 @@ void account(ExportSource& out) {
   }
 }
 
+// RUN/hf of the run that was imported, behind runs that began from one another; empty: none.
+std::string imported_folder(std::string init_from) {
+  constexpr int kMostRuns = 16;
+  for (int i = 0; i < kMostRuns && !init_from.empty(); ++i) {
+    const std::string run = run_path(init_from).run;
+    if (is_there(run + "/hf/config.json")) return run + "/hf";
+    if (!is_there(run + "/recipe.yaml")) break;
+    Sources sources;
+    init_from = load_recipe(run + "/recipe.yaml", {}, sources).checkpoint.init_from;
+  }
+  return {};
+}
+
 // What the model was imported with that the run's adapters were begun from: false where it was not.
 bool take_base(const Recipe& recipe, ExportSource& out) {
-  if (recipe.checkpoint.init_from.empty()) return false;
-  const std::string folder = run_path(recipe.checkpoint.init_from).run + "/hf";
-  if (!is_there(folder + "/config.json")) return false;
+  const std::string folder = imported_folder(recipe.checkpoint.init_from);
+  if (folder.empty()) return false;
   out.config = read_hf_config(folder);
   out.config.model = without_adapters(recipe.model);
   out.tokenizer = folder;

@@ -9,6 +9,7 @@
 #include <map>
 #include <system_error>
 
+#include "apps/models/peft_rows.h"
 #include "troupe/checkpoint/files/safetensors.h"
 #include "troupe/checkpoint/state/tensor_element.h"
 #include "troupe/core/check.h"
@@ -18,39 +19,8 @@ namespace {
 
 namespace stdfs = std::filesystem;
 
-[[noreturn]] void refuse_piece(const HfPiece& piece, const std::string& why) {
-  fail(Code::kBadValue, "--adapter", piece.name, why,
-       "; `troupe export RUN FOLDER --merge` writes the whole model with the adapters in it");
-}
-
-// The matrix of theirs, or the expert's of a tensor of all, that a piece is rows of.
-struct PieceRows {
-  int64_t expert = 0, experts = 1;
-  int64_t out = 0, in = 0;
-  bool in_first = false;  // experts' tensors [E, in, out]
-  int64_t first = 0, step = 1;
-};
-
-PieceRows rows_of(const HfPiece& p, int64_t columns) {
-  PieceRows out;
-  const bool stacked = p.shape.size() == 3;
-  if (!stacked && p.shape.size() != 2) refuse_piece(p, "is no matrix, and has no adapter in PEFT");
-  const int64_t rows = p.shape[p.shape.size() - 2], across = p.shape.back();
-  out.experts = stacked ? p.shape[0] : 1;
-  out.expert = p.offset / (rows * across);
-  const int64_t rest = p.offset % (rows * across);
-  out.in_first = stacked && p.column_stride == across && columns == rows;
-  if (out.in_first) {
-    out.out = across, out.in = rows, out.first = rest, out.step = p.row_stride;
-    return out;
-  }
-  if (p.column_stride != 1 || columns != across || rest % across != 0 ||
-      p.row_stride % across != 0) {
-    refuse_piece(p, "is kept transposed, for which PEFT has another form");
-  }
-  out.out = rows, out.in = across, out.first = rest / across, out.step = p.row_stride / across;
-  return out;
-}
+constexpr const char* kInstead =
+    "`troupe export RUN FOLDER --merge` writes the whole model with the adapters in it";
 
 // The factors of one tensor of theirs.
 struct AdaptedTensor {
@@ -60,15 +30,6 @@ struct AdaptedTensor {
   int64_t filled = 0;            // rows of all experts
   std::vector<at::Tensor> a, b;  // of each expert: [r, in], [out, r]
 };
-
-// "model.layers.3.mlp.gate.weight": its module and the parameter in it.
-struct ParameterPlace {
-  std::string module, parameter;
-};
-ParameterPlace split_name(const std::string& theirs) {
-  const size_t dot = theirs.rfind('.');
-  return {theirs.substr(0, dot), theirs.substr(dot + 1)};
-}
 
 // "mlp.gate.weight": what the same tensor of any layer ends with.
 std::string without_layer(const std::string& name) {
@@ -133,19 +94,21 @@ class PeftAdapter {
 
  private:
   void add(const HfTensor& ours, const HfPiece& piece, const WeightFactors& factors) {
-    const PieceRows rows = rows_of(piece, ours.columns);
+    const PieceRows rows = rows_of(piece, ours.columns, kInstead);
     const auto [at, added] = targets_.try_emplace(piece.name);
     AdaptedTensor& t = at->second;
     if (added) {
       order_.push_back(piece.name);
       t.form = rows;
       t.ours = ours.name;
-      t.parameter = rows.experts > 1 || ours.name.ends_with("moe.router.weight");
+      t.parameter = is_parameter(piece, ours);
       t.a.resize(static_cast<size_t>(rows.experts));
       t.b.resize(static_cast<size_t>(rows.experts));
     } else if (rows.experts == 1 && t.ours != ours.name) {
-      refuse_piece(piece, "joins " + t.ours + " and " + ours.name +
-                              ", whose adapters are apart: PEFT has one for the whole");
+      refuse_piece(piece,
+                   "joins " + t.ours + " and " + ours.name +
+                       ", whose adapters are apart: PEFT has one for the whole",
+                   kInstead);
     }
     const auto e = static_cast<size_t>(rows.expert);
     if (!t.b[e].defined()) {

@@ -151,20 +151,6 @@ void check_layer(const ModelConfig& c, int64_t i, ModelFaults& f) {
   if (l.moe) f.part([&] { validate(*l.moe, moe_shape(c, l)); });
 }
 
-// Whether some layer has what the target adapts.
-bool has_target(const ModelConfig& c, LoraTarget target) {
-  for (int64_t i = 0; i < c.layers; ++i) {
-    const LayerConfig l = layer_config(c, i);
-    const bool here = target == LoraTarget::kAttention ? l.attention
-                      : target == LoraTarget::kFfn     ? !l.moe
-                      : target == LoraTarget::kShared  ? l.moe && l.moe->shared.experts > 0
-                      : target == LoraTarget::kExperts ? l.moe.has_value()
-                                                       : l.moe && gate_of(l.moe->router) != nullptr;
-    if (here) return true;
-  }
-  return false;
-}
-
 // Lengths of the rows of the target's matrices in a layer, which groups with a scale divide.
 std::vector<int64_t> row_lengths(const ModelConfig& c, const LayerConfig& l, LoraTarget target) {
   if (target == LoraTarget::kExperts && l.moe) {
@@ -331,6 +317,19 @@ std::vector<MoeUnit> moe_units(const ModelConfig& config) {
     if (layer.moe) out.push_back({i + 1, *layer.moe});
   }
   return out;
+}
+
+bool has_target(const ModelConfig& c, LoraTarget target) {
+  for (int64_t i = 0; i < c.layers; ++i) {
+    const LayerConfig l = layer_config(c, i);
+    const bool here = target == LoraTarget::kAttention ? l.attention
+                      : target == LoraTarget::kFfn     ? !l.moe
+                      : target == LoraTarget::kShared  ? l.moe && l.moe->shared.experts > 0
+                      : target == LoraTarget::kExperts ? l.moe.has_value()
+                                                       : l.moe && gate_of(l.moe->router) != nullptr;
+    if (here) return true;
+  }
+  return false;
 }
 
 bool has_adapters(const ModelConfig& c) {

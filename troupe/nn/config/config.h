@@ -217,6 +217,8 @@ LayerConfig layer_config(const ModelConfig& config,
                          int64_t layer);            // an MTP block: layer >= layers
 int64_t num_moe_layers(const ModelConfig& config);  // without MTP's
 bool has_adapters(const ModelConfig& config);       // model.lora or model.moe.lora
+// Whether some layer has what the target adapts.
+bool has_target(const ModelConfig& config, LoraTarget target);
 // All MoE layers, whichever rank has them, in the order of for_each_moe, MTP modules' among them.
 struct MoeUnit {
   int64_t unit = 0;
