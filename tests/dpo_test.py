@@ -154,7 +154,7 @@ class Dpo(FolderTest):
         self.assertLess(last["loss"], 0.69)
 
     def test_pairs_that_are_too_long_are_left_out(self):
-        self.build("pairs-long", [*PAIRS, {"prompt": "x" * 30, "chosen": "yes", "rejected": "no"}])
+        self.build("pairs-long", [*PAIRS, {"prompt": "x" * 31, "chosen": "yes", "rejected": "no"}])
         self.write_recipe("long", "run/step-000000")
         self.troupe("train", "long.yaml", "--quiet", "--set", "data.train=[{path: pairs-long}]")
         self.assertIn("1 of 5 preference pairs are longer than data.sequence, 32, and left out",

@@ -71,12 +71,13 @@ TEST(PreferenceLossOp, GradientsAgreeWithTheJacobian) {
       const PreferenceOptions options{.beta = 0.3, .label_smoothing = smoothing, .loss = form};
       return preference_loss({in[0], reference(), targets()}, options).loss;
     };
-    testing::expect_gradients(f, {policy()});
+    testing::expect_gradients(f, {policy().requires_grad_()});
   }
 }
 
 TEST(PreferenceLossOp, RowsAreSumsOfLogProbabilities) {
-  const at::Tensor x = at::randn({6, 5}, at::kDouble), w = at::randn({11, 5}, at::kDouble);
+  const at::Tensor x = at::randn({6, 5}, at::kDouble).requires_grad_();
+  const at::Tensor w = at::randn({11, 5}, at::kDouble).requires_grad_();
   const at::Tensor labels = at::randint(11, {6}, at::kLong);
   const at::Tensor weights = at::tensor({0., 1., 1., 0., 0., 1.}, at::kDouble);
   const at::Tensor rows = row_log_probs({x, w, labels, weights}, 2, 2);

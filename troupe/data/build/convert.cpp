@@ -59,18 +59,27 @@ class Copier {
   std::vector<uint8_t> weights_;
 };
 
+// Refuses preference pairs together with other documents; a set that says nothing has no pairs.
+void require_pairs_alike(const std::vector<std::string>& prefixes) {
+  const auto has_pairs = [](const std::string& prefix) {
+    const std::optional<BuildInfo> info = read_build_info(token_prefix(prefix));
+    return info && info->pairs;
+  };
+  const bool pairs = has_pairs(prefixes[0]);
+  for (const std::string& prefix : prefixes) {
+    if (has_pairs(prefix) == pairs) continue;
+    fail(Code::kBadTokenFile, token_prefix(prefix),
+         pairs ? "holds no preference pairs, and" : "holds preference pairs, and",
+         token_prefix(prefixes[0]), pairs ? "does" : "does not", "; merge them apart");
+  }
+}
+
 // What all the inputs say of how they were made, summed up; nothing where one of them is silent.
 std::optional<BuildInfo> joined_info(const std::vector<std::string>& prefixes) {
+  require_pairs_alike(prefixes);
   std::optional<BuildInfo> out;
-  const std::optional<BuildInfo> first = read_build_info(token_prefix(prefixes[0]));
-  const bool pairs = first && first->pairs;
   for (const std::string& prefix : prefixes) {
     const std::optional<BuildInfo> info = read_build_info(token_prefix(prefix));
-    if ((info && info->pairs) != pairs) {
-      fail(Code::kBadTokenFile, token_prefix(prefix),
-           pairs ? "holds no preference pairs, and" : "holds preference pairs, and",
-           token_prefix(prefixes[0]), pairs ? "does" : "does not", "; merge them apart");
-    }
     if (!info) return std::nullopt;
     if (!out) {
       out = info;

@@ -114,10 +114,7 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
   DocumentRules here = rules;
   here.format = piece.format;
   RenderedLines rendered;
-  if (chats) {
-    rendered =
-        render_lines(piece, {.key = rules.key, .layout = rules.layout}, longest, chats->renderers);
-  }
+  if (chats) rendered = render_lines(piece, rules, longest, chats->renderers);
   each_document(piece, [&](std::string_view text, int64_t number) {
     const std::string place = place_of(piece, number);
     const auto too_long = [&](int64_t bytes) {

@@ -78,7 +78,7 @@ TEST(ChatLine, OfSeveralLayoutsOneIsNamed) {
 }
 
 TEST(ChatLine, ANamedLayoutReadsItsOwnKeysAlone) {
-  EXPECT_EQ(said_in(R"({"messages": "of another kind", "system": [1], "instruction": 3,
+  EXPECT_EQ(said_in(R"({"messages": "of another kind", "output": [1], "instruction": 3,
                         "conversations": [{"from": "human", "value": "Hi"}]})",
                     ChatLayout::kShareGpt),
             "sharegpt Hi");
