@@ -79,7 +79,9 @@ Vocabulary of_tokenizer_json(const SortedJson& json, const Tokenizer& tokenizer,
     out.tokens.push_back(none ? unused_token(id) : std::move(token));
   }
   for (const AddedToken& added : tokenizer.added_tokens()) {
-    out.types.at(static_cast<size_t>(added.id)) = added.special ? kControl : kUserDefined;
+    const auto i = static_cast<size_t>(added.id);
+    out.types.at(i) = added.special ? kControl : kUserDefined;
+    out.tokens.at(i) = added.content;  // token() says a normalized one as it is sought
   }
   for (const SortedJson& merge : model.at("merges")) out.merges.push_back(merge_of(merge));
   fill_up(out, model_vocab);
@@ -174,19 +176,28 @@ const std::string* text_of(const NamedTexts& files, const char* name) {
 
 GgufVocabulary gguf_vocabulary(const std::string& tokenizer, int64_t model_vocab) {
   const NamedTexts files = tokenizer_files(tokenizer);
-  const std::string* const json = text_of(files, "tokenizer.json");
-  const std::string* const pieces = text_of(files, "tokenizer.model");
+  const std::string* json = text_of(files, "tokenizer.json");
+  const std::string* pieces = text_of(files, "tokenizer.model");
   if (json == nullptr && pieces == nullptr) {
     return {.fields = {{"tokenizer.ggml.model", std::string("none")}},
             .notes = {"the file has no vocabulary: llama.cpp runs it on ids alone"}};
   }
   const std::unique_ptr<Tokenizer> opened = open_tokenizer(tokenizer);
   require_fits(*opened, model_vocab, tokenizer);
+  const bool in_pieces = opened->kind() == "sentencepiece";
+  if (in_pieces && json != nullptr) {  // a file of any name counts by its content
+    if (pieces == nullptr) pieces = json;
+    json = nullptr;
+  }
   GgufVocabulary out;
   Vocabulary v;
   std::string pre = "default";
   if (json == nullptr) {
     const std::string file = tokenizer + "/tokenizer.model";
+    if (!in_pieces) {
+      fail(Code::kBadModelConfig, file, "is a tokenizer of kind", opened->kind(),
+           "for which --gguf has no form; a tokenizer.json of it has one");
+    }
     v = of_sentencepiece(check_sentencepiece(*pieces, file), file, model_vocab);
   } else {
     const SortedJson read = SortedJson::parse(*json);

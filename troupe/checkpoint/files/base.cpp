@@ -23,7 +23,9 @@ std::vector<std::string> places_of(const BaseCheckpoint& base, const std::string
   const auto add = [&](const std::string& place) {
     if (std::ranges::find(out, place) == out.end()) out.push_back(place);
   };
-  if (!base.beside.empty()) add((stdfs::path(folder).parent_path() / base.beside).string());
+  if (!base.beside.empty()) {
+    add((stdfs::path(folder) / ".." / base.beside).lexically_normal().string());
+  }
   if (!moved_to.empty()) add(moved_to);
   return out;
 }
