@@ -430,7 +430,9 @@ class Costing {
     now_->host += host;
     now_->copies += host / host_rate(machine_);
     largest_host_ = std::max(largest_host_, host);
-    window_ = std::max(window_, all.window);
+    // Muon's buckets that ranks cut pass whole (train/optim/state_stream.h).
+    const bool whole = direction_width(r_) > 0 && (group.owners.ranks > 1 || group.parts.ranks > 1);
+    window_ = std::max(window_, whole ? host : all.window);
     const bool summed = group.owners.ranks * group.replicas.ranks > 1;
     const bool adds_up = summed ? adds_up_ : many_;
     const double own = all.gradients * share;

@@ -39,8 +39,10 @@ void require_memory(const ResolvedRun& recipe, const RunTools& tools) {
 void require_host_memory(const ResolvedRun& recipe, const RunTools& tools) {
   if (!recipe.train.offload_state || !runs_on_gpu(recipe)) return;
   const ParallelState& parallel = tools.setup->state;
+  // A save in the background copies it once more (checkpoint/state/saver.h).
+  const double copies = recipe.checkpoint.background ? 2 : 1;
   const HostVerdict verdict =
-      judge_host_state(host_state(recipe, /*on_gpu=*/true, parallel.size()),
+      judge_host_state(copies * host_state(recipe, /*on_gpu=*/true, parallel.size()),
                        parallel.world().place().local_size, free_host_memory());
   run_on_all(checkpoint_group(parallel), [&] {
     if (!verdict.fits && !tools.force) {
