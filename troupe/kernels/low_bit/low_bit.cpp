@@ -27,19 +27,23 @@ constexpr std::array kNf4 = {-1.0f,
                              0.5626170039176941f,
                              0.7229568362236023f,
                              1.0f};
+// Between two neighbors, as bitsandbytes has them: where a midpoint lies between two floats, its own
+// digits decide which one.
+constexpr std::array kNf4Midpoints = {
+    -0.8480964004993439f,  -0.6106329262256622f,  -0.4599952697753906f,   -0.33967943489551544f,
+    -0.23460740596055984f, -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f,
+    0.1202552504837513f,   0.2035212516784668f,   0.2920137718319893f,    0.3893125355243683f,
+    0.5016634166240692f,   0.6427869200706482f,   0.8614784181118011f};
 constexpr std::array kE2m1 = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
 
 bool is_mx(LowBitFormat format) {
   return format == LowBitFormat::kMxfp4;
 }
 
-// The nearest of nf4's values; on a midpoint, which is a float, the lower one.
+// The nearest of nf4's values; on a midpoint the lower one.
 int nf4_code(double t) {
-  int code = 0;
-  for (size_t i = 1; i < kNf4.size(); ++i) {
-    if (t > static_cast<float>((double{kNf4[i - 1]} + double{kNf4[i]}) / 2)) ++code;
-  }
-  return code;
+  return static_cast<int>(
+      std::ranges::count_if(kNf4Midpoints, [&](float midpoint) { return t > midpoint; }));
 }
 
 // The nearest magnitude; of two the one with an even code.
