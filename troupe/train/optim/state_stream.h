@@ -43,7 +43,7 @@ int64_t window_bytes(const Bucket& bucket, const StateWindow& window);
 
 class StateStream {
  public:
-  static constexpr int64_t kPiece = int64_t{1} << 25;  // elements
+  static constexpr int64_t kPiece = int64_t{1} << 22;  // elements
   static constexpr size_t kBuffers = 3;
 
   explicit StateStream(const c10::Device& device, int64_t piece = kPiece);

@@ -30,7 +30,7 @@ constexpr const char* kModel =
     "        overrides: [{layers: [1], experts: 0}]}\n"
     "data: {sequence: 16}\n"
     "train: {global_batch: 4, micro_batch: 4, steps: 10, precision: fp32, clip: 0,\n"
-    "        optimizer: {kind: sgd, lr: 1}, schedule: {kind: constant, warmup: 0}}\n"
+    "        optimizer: {kind: sgd, lr: 0.05}, schedule: {kind: constant, warmup: 0}}\n"
     "checkpoint: {dir: run}\n"
     "run: {device: cpu}\n";
 constexpr const char* kAll = "targets: [attention, experts, shared, ffn]";
