@@ -164,7 +164,7 @@ class OtherTorch(Folder):
         self.assertEqual(code, 0)
         self.assertRegex(row, r"^\| 2\.12\.1 \| 0\.0 MB, \d+ s \| 1 passed, 1 skipped, \d+ s \| 1 passed, 1 skipped, \d+ s "
                               r"\| loss 5\.500 to 4\.000 in 2 steps, \d+ s \| 2\.0 MB, 1 passed, 1 skipped, \d+ s \|$")
-        self.assertIn(f"ninja -C {self.build} -j 3 libtroupe.so troupe_program ops_tests_0\n", calls)
+        self.assertIn(f"ninja -C {self.build} -j 3 libtroupe.so troupe_program moe_block ops_tests_0\n", calls)
         self.assertIn("-DTROUPE_CUDA=OFF", calls)
         self.assertIn(f"-DTROUPE_PYTHON={self.environment}/bin/python", calls)
         self.assertIn(f"wheel is {self.build}/dist/x.whl", calls)
