@@ -337,7 +337,8 @@ Learner::PairSums Learner::evaluate_pairs(const TokenBatch& own) {
   through_units({batch.ids_BS.numel()}, add, PassKind::kEvaluation);
   require_rows(setup_->experts, missed_rows(setup_->experts, device_).item<double>());
   const std::vector<double> all = setup_->state.all_reduce_stages(sums);
-  return {{.loss = all[0], .weight = static_cast<double>(own.B / 2)}, all[1], all[2], all[3]};
+  const int64_t pairs = own.B / 2;
+  return {{.loss = all[0], .weight = static_cast<double>(pairs)}, all[1], all[2], all[3]};
 }
 
 RebalanceState Learner::rebalance_state() const {
