@@ -1,5 +1,6 @@
 """torch.ops.troupe.low_bit_*: the bytes and values of each format beside numpy, PyTorch's float8, transformers' mxfp4 and, where
 it is installed, bitsandbytes."""
+import fractions
 import os
 import pathlib
 import unittest
@@ -17,6 +18,20 @@ NF4 = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.3949174880981
                 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
                 1.0], np.float32)
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+
+
+def nearest(text):
+    """The float nearest to a decimal number, as C++ reads it: by way of a double some come out as their neighbors."""
+    x = np.float32(text)
+    return min((np.nextafter(x, np.float32(-2)), x, np.nextafter(x, np.float32(2))),
+               key=lambda near: abs(fractions.Fraction(float(near)) - fractions.Fraction(text)))
+
+
+# As bitsandbytes has them: where a midpoint lies between two floats, its own digits decide.
+NF4_MIDPOINTS = np.array([nearest(text) for text in (
+    "-0.8480964004993439 -0.6106329262256622 -0.4599952697753906 -0.33967943489551544 -0.23460740596055984 "
+    "-0.13791173323988914 -0.045525018125772476 0.03979014977812767 0.1202552504837513 0.2035212516784668 "
+    "0.2920137718319893 0.3893125355243683 0.5016634166240692 0.6427869200706482 0.8614784181118011").split()], np.float32)
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
 
 
@@ -40,8 +55,7 @@ def quotients(x, scale):
 
 def nf4(x):
     scale = np.abs(x).max(1, keepdims=True)
-    midpoints = (NF4[1:] + NF4[:-1]) / np.float32(2)
-    codes = (quotients(x, scale)[..., None] > midpoints).sum(-1)
+    codes = (quotients(x, scale)[..., None] > NF4_MIDPOINTS).sum(-1)
     return nibbles(codes, even_high=True), scale, NF4[codes] * scale
 
 
@@ -96,7 +110,7 @@ class Formats(unittest.TestCase):
 
     def test_q9_ties_and_zeros_are_numpys(self):
         eighths = torch.arange(-4, 4, 0.125).repeat(8)  # of which the largest of each group is 4
-        midpoints = torch.from_numpy((NF4[1:] + NF4[:-1]) / np.float32(2)).repeat(5)[:63]
+        midpoints = torch.from_numpy(NF4_MIDPOINTS).repeat(5)[:63]
         for device in DEVICES:
             for name in GROUPS:
                 self.check((eighths * (4 if name == "fp8" else 1)).view(1, K).to(device), name)
@@ -161,14 +175,14 @@ class Products(unittest.TestCase):
             x = normal(11, K).requires_grad_()
             w = OPS.low_bit_unpack(*one, name, torch.float32)
             y = OPS.low_bit_linear(x, *one, name)
-            torch.testing.assert_close(y, x @ w.T)
-            torch.testing.assert_close(torch.autograd.grad(y.square().sum(), x)[0], 2 * (x @ w.T) @ w)
+            torch.testing.assert_close(y, x @ w.T, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(torch.autograd.grad(y.square().sum(), x)[0], 2 * (x @ w.T) @ w, rtol=1e-4, atol=1e-3)
             w = OPS.low_bit_unpack(*experts, name, torch.float32)
             z = OPS.low_bit_grouped_gemm(x, *experts, name, offset)
             by_loop = torch.cat([x[a:b] @ w[e].T for e, (a, b) in enumerate(zip(offset[:-1], offset[1:]))] + [x[10:] @ w[0].T * 0])
-            torch.testing.assert_close(z, by_loop)
+            torch.testing.assert_close(z, by_loop, rtol=1e-4, atol=1e-4)
             got, want = (torch.autograd.grad(t.square().sum(), x)[0] for t in (z, by_loop))
-            torch.testing.assert_close(got, want)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
 
     def test_q9_backward_saves_no_tensor_of_the_weights_size(self):
         saved = []

@@ -28,7 +28,7 @@ at::Tensor loss_of_pairs(const at::Tensor& ratio_B, const at::Tensor& targets_B,
   }
   const at::Tensor logits = chosen_less_rejected(ratio_B) * o.beta;
   if (o.loss == PreferenceForm::kHinge) return (1 - logits).clamp_min(0);
-  const at::Tensor loss = at::log_sigmoid(logits) * (o.label_smoothing - 1);
+  at::Tensor loss = at::log_sigmoid(logits) * (o.label_smoothing - 1);
   if (o.label_smoothing == 0) return loss;
   return loss - at::log_sigmoid(-logits) * o.label_smoothing;
 }
