@@ -119,8 +119,9 @@ class Dpo(FolderTest):
                 self.assertEqual(len(own), 3)
                 self.assertGreater(abs(theirs[0]["rewards/margins"]), 1e-3)  # not the reference itself
                 for step, (a, b) in enumerate(zip(own, theirs), 1):
-                    # Rounding grows with the updates: the third was 1.03e-5 apart.
-                    self.assertLess(abs(a["loss"] - b["loss"]), step * 1e-5 * abs(b["loss"]), (own, theirs))
+                    # AdamW's first update is a sign: of gradients that round to either side of 0 it makes a whole step.
+                    bound = 1e-5 if step == 1 else 1e-4
+                    self.assertLess(abs(a["loss"] - b["loss"]), bound * abs(b["loss"]), (own, theirs))
                     for key in ("rewards/chosen", "rewards/rejected", "rewards/margins"):
                         self.assertLess(abs(a[key] - b[key]), 1e-4, key)
                     self.assertEqual(a["rewards/accuracies"], b["rewards/accuracies"])
