@@ -156,28 +156,40 @@ void ConfigFields::latent_attention(const MlaConfig& absent) {
   c.rope.interleaved = true;
 }
 
+std::optional<std::vector<bool>> ConfigFields::words_of_layers(const char* name,
+                                                               const TwoWords& words,
+                                                               const std::vector<bool>& layers) {
+  Json& list = keys.at(name);
+  if (!keys.reads()) {
+    list = Json::array();
+    for (const bool first : layers) list.push_back(first ? words.first : words.second);
+    return layers;
+  }
+  if (list.is_null()) return {};
+  if (!list.is_array() || std::ssize(list) != config.model.layers) {
+    keys.refuse(name, "a list of " + std::to_string(config.model.layers) + " is expected");
+  }
+  std::vector<bool> out;
+  for (const Json& word : list) {
+    if (word != words.first && word != words.second) {
+      keys.refuse(name, std::string(words.first) + " and " + words.second + " are supported");
+    }
+    out.push_back(word == words.first);
+  }
+  return out;
+}
+
 bool ConfigFields::layer_types() {
   ModelConfig& c = config.model;
-  Json& types = keys.at("layer_types");
   std::vector<bool> windows;
   if (!keys.reads()) {
-    types = Json::array();
     if (c.window > 0) windows = moe_layers(c.window_layers, c.layers);
     windows.resize(static_cast<size_t>(c.layers), false);
-    for (const bool w : windows) types.push_back(w ? "sliding_attention" : "full_attention");
-    return true;
   }
-  if (types.is_null()) return false;
-  if (!types.is_array() || static_cast<int64_t>(types.size()) != c.layers) {
-    keys.refuse("layer_types", "a list of " + std::to_string(c.layers) + " is expected");
-  }
-  for (const Json& type : types) {
-    if (type != "sliding_attention" && type != "full_attention") {
-      keys.refuse("layer_types", "sliding_attention and full_attention are supported");
-    }
-    windows.push_back(type == "sliding_attention");
-  }
-  if (!windows.empty()) c.window_layers = pattern_of(windows);
+  const auto read =
+      words_of_layers("layer_types", {"sliding_attention", "full_attention"}, windows);
+  if (!read) return false;
+  if (keys.reads() && !read->empty()) c.window_layers = pattern_of(*read);
   return true;
 }
 

@@ -42,6 +42,13 @@ struct ConfigFields {
   // The window, and which layers have it: "layer_types", or where there are none the layers from
   // "max_window_layers" on, all under "use_sliding_window".
   void sliding_window(int64_t absent, int64_t absent_first);
+  // A list with one of two words for each layer; which layers have the first, or nothing where the file
+  // has none. Writing: of `layers`.
+  struct TwoWords {
+    const char *first, *second;
+  };
+  std::optional<std::vector<bool>> words_of_layers(const char* name, const TwoWords& words,
+                                                   const std::vector<bool>& layers);
   // "layer_types": false where the file has none.
   bool layer_types();
   void sparse_layers();  // "decoder_sparse_step" and "mlp_only_layers"

@@ -4,14 +4,6 @@
 namespace troupe::hf {
 namespace {
 
-std::vector<HfTensor> dots1_names(const ModelConfig& c, bool fused) {
-  return layered_names(c, [&](Table& t, const LayerConfig& l, const Prefix& at) {
-    add_norms(t, c, at);
-    add_attention(t, c, l, at);
-    l.moe ? add_biased_moe(t, c, l, at, fused) : add_ffn(t, c, l, at);
-  });
-}
-
 // Layers from "max_window_layers" on have the window, or those of "layer_types".
 void windows(ConfigFields& f) {
   ModelConfig& c = f.config.model;
@@ -62,7 +54,7 @@ extern constinit const HfFamily kDots1 = {
              .shared = true,
              .router = SigmoidBiasRouting::kKind},
     .read_or_write = dots1_config,
-    .names = dots1_names,
+    .names = biased_moe_names,
 };
 
 }  // namespace troupe::hf

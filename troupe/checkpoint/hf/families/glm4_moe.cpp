@@ -4,14 +4,6 @@
 namespace troupe::hf {
 namespace {
 
-std::vector<HfTensor> glm4_moe_names(const ModelConfig& c, bool fused) {
-  return layered_names(c, [&](Table& t, const LayerConfig& l, const Prefix& at) {
-    add_norms(t, c, at);
-    add_attention(t, c, l, at);
-    l.moe ? add_biased_moe(t, c, l, at, fused) : add_ffn(t, c, l, at);
-  });
-}
-
 void glm4_moe_config(ConfigFields& f) {
   ModelConfig& c = f.config.model;
   f.sizes({151552, 4096, 46, 96, 131072, 1e-5});
@@ -47,7 +39,7 @@ extern constinit const HfFamily kGlm4Moe = {
              .shared = true,
              .router = SigmoidBiasRouting::kKind},
     .read_or_write = glm4_moe_config,
-    .names = glm4_moe_names,
+    .names = biased_moe_names,
     .skippable = module_left_out,
 };
 

@@ -13,26 +13,14 @@ std::vector<HfTensor> glm4_moe_lite_names(const ModelConfig& c, bool fused) {
 // "mlp_layer_types", dense or sparse each; where there are none the first alone is dense.
 void sparse_layers(ConfigFields& f) {
   ModelConfig& c = f.config.model;
-  Json& types = f.keys.at("mlp_layer_types");
-  if (!f.keys.reads()) {
-    types = Json::array();
-    for (int64_t i = 0; i < c.layers; ++i) {
-      types.push_back(layer_config(c, i).moe ? "sparse" : "dense");
-    }
-    return;
-  }
-  if (types.is_null()) return void(c.first_dense = 1);
-  if (!types.is_array() || std::ssize(types) != c.layers) {
-    f.keys.refuse("mlp_layer_types", "a list of " + std::to_string(c.layers) + " is expected");
-  }
   std::vector<bool> sparse;
-  for (const Json& type : types) {
-    if (type != "sparse" && type != "dense") {
-      f.keys.refuse("mlp_layer_types", "sparse and dense are supported");
-    }
-    sparse.push_back(type == "sparse");
+  for (int64_t i = 0; !f.keys.reads() && i < c.layers; ++i) {
+    sparse.push_back(layer_config(c, i).moe.has_value());
   }
-  c.moe.layers = pattern_of(sparse);
+  const auto read = f.words_of_layers("mlp_layer_types", {"sparse", "dense"}, sparse);
+  if (!f.keys.reads()) return;
+  if (!read) return void(c.first_dense = 1);
+  c.moe.layers = pattern_of(*read);
 }
 
 void glm4_moe_lite_config(ConfigFields& f) {

@@ -4,14 +4,6 @@
 namespace troupe::hf {
 namespace {
 
-std::vector<HfTensor> solar_open_names(const ModelConfig& c, bool fused) {
-  return layered_names(c, [&](Table& t, const LayerConfig& l, const Prefix& at) {
-    add_norms(t, c, at);
-    add_attention(t, c, l, at);
-    add_biased_moe(t, c, l, at, fused);
-  });
-}
-
 void solar_open_config(ConfigFields& f) {
   ModelConfig& c = f.config.model;
   f.sizes({196608, 4096, 48, 64, 131072, 1e-5});
@@ -41,7 +33,7 @@ extern constinit const HfFamily kSolarOpen = {
              .shared = true,
              .router = SigmoidBiasRouting::kKind},
     .read_or_write = solar_open_config,
-    .names = solar_open_names,
+    .names = biased_moe_names,
     .skippable = module_left_out,
 };
 

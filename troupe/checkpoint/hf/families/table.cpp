@@ -196,4 +196,12 @@ std::vector<HfTensor> common_names(const ModelConfig& c, bool fused) {
   });
 }
 
+std::vector<HfTensor> biased_moe_names(const ModelConfig& c, bool fused) {
+  return layered_names(c, [&](Table& t, const LayerConfig& l, const Prefix& at) {
+    add_norms(t, c, at);
+    add_attention(t, c, l, at);
+    l.moe ? add_biased_moe(t, c, l, at, fused) : add_ffn(t, c, l, at);
+  });
+}
+
 }  // namespace troupe::hf

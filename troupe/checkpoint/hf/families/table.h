@@ -89,5 +89,7 @@ std::vector<HfTensor> layered_names(const ModelConfig& c, const AddBlock& add_bl
 // Norms, attention, and experts or a dense feed-forward, by the names that Llama and most after it
 // have.
 std::vector<HfTensor> common_names(const ModelConfig& c, bool fused);
+// The same with add_biased_moe's experts.
+std::vector<HfTensor> biased_moe_names(const ModelConfig& c, bool fused);
 
 }  // namespace troupe::hf
