@@ -7,43 +7,22 @@
 #include <span>
 
 #include "troupe/core/number/e4m3.h"
+#include "troupe/kernels/low_bit/low_bit_rule.h"
 
 namespace troupe {
 namespace {
 
-constexpr std::array kNf4 = {-1.0f,
-                             -0.6961928009986877f,
-                             -0.5250730514526367f,
-                             -0.39491748809814453f,
-                             -0.28444138169288635f,
-                             -0.18477343022823334f,
-                             -0.09105003625154495f,
-                             0.0f,
-                             0.07958029955625534f,
-                             0.16093020141124725f,
-                             0.24611230194568634f,
-                             0.33791524171829224f,
-                             0.44070982933044434f,
-                             0.5626170039176941f,
-                             0.7229568362236023f,
-                             1.0f};
-// Between two neighbors, as bitsandbytes has them: where a midpoint lies between two floats, its own
-// digits decide which one.
-constexpr std::array kNf4Midpoints = {
-    -0.8480964004993439f,  -0.6106329262256622f,  -0.4599952697753906f,   -0.33967943489551544f,
-    -0.23460740596055984f, -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f,
-    0.1202552504837513f,   0.2035212516784668f,   0.2920137718319893f,    0.3893125355243683f,
-    0.5016634166240692f,   0.6427869200706482f,   0.8614784181118011f};
 constexpr std::array kE2m1 = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
 
 bool is_mx(LowBitFormat format) {
   return format == LowBitFormat::kMxfp4;
 }
 
-// The nearest of nf4's values; on a midpoint the lower one.
+// The nearest of nf4's values; on a midpoint the lower one. The tables are the rule's own.
 int nf4_code(double t) {
-  return static_cast<int>(
-      std::ranges::count_if(kNf4Midpoints, [&](float midpoint) { return t > midpoint; }));
+  int code = 0;
+  for (uint32_t i = 0; i < Nf4Rule::kMidpoints; ++i) code += t > Nf4Rule::midpoint(i);
+  return code;
 }
 
 // The nearest magnitude; of two the one with an even code.
@@ -69,7 +48,7 @@ int code_of(LowBitFormat format, double t) {
 
 double value_of(LowBitFormat format, int code) {
   switch (format) {
-    case LowBitFormat::kNf4: return kNf4[static_cast<size_t>(code)];
+    case LowBitFormat::kNf4: return Nf4Rule::value(static_cast<uint32_t>(code));
     case LowBitFormat::kInt8: return static_cast<int8_t>(code);
     case LowBitFormat::kFp8: return E4M3::widen(static_cast<uint32_t>(code));
     case LowBitFormat::kMxfp4: break;

@@ -1,43 +1,14 @@
 #include "troupe/kernels/low_bit/low_bit.h"
+#include "troupe/kernels/low_bit/problem_test.h"
 #include "troupe/testing/bench.h"
-#include "troupe/testing/matrix.h"
 
 namespace troupe {
 namespace {
 
-struct Problem {
+struct Problem : low_bit_detail::LowBitProblem {
   explicit Problem(const benchmark::State& state)
-      : format(static_cast<LowBitFormat>(state.range(1))),
-        x(Dtype::kBF16, 1, state.range(0)),
-        values(state.range(0) * low_bit_bits(format) / 8),
-        scales(state.range(0) / low_bit_group(format)),
-        exponents(state.range(0) / low_bit_group(format)),
-        non_finite(1) {
-    x.fill_normal(1);
-    non_finite[0] = 0;
-  }
-  bool mx() const { return format == LowBitFormat::kMxfp4; }
-  LowBitPack pack() {
-    return {.x = x.view(),
-            .values = values.data(),
-            .scales = mx() ? nullptr : scales.data(),
-            .exponents = mx() ? exponents.data() : nullptr,
-            .non_finite = non_finite.data(),
-            .format = format};
-  }
-  LowBitUnpack unpack() {
-    return {.values = values.data(),
-            .scales = mx() ? nullptr : scales.data(),
-            .exponents = mx() ? exponents.data() : nullptr,
-            .x = x.mut(),
-            .format = format};
-  }
-  LowBitFormat format;
-  testing::Matrix x;
-  testing::Buffer<uint8_t> values;
-  testing::Buffer<float> scales;
-  testing::Buffer<uint8_t> exponents;
-  testing::Buffer<int64_t> non_finite;
+      : LowBitProblem(state.range(0), Dtype::kBF16, static_cast<LowBitFormat>(state.range(1))) {}
+  LowBitUnpack unpack() { return unpack_to(x.mut()); }
 };
 
 // Elements, then the formats in the order of LowBitFormat: nf4, int8, fp8, mxfp4.

@@ -24,15 +24,21 @@ struct Nf4Rule {
   TROUPE_INLINE static float scale(float largest) { return largest; }
   TROUPE_INLINE static float divisor(float scale) { return scale; }
   TROUPE_INLINE static float step(float scale) { return scale; }
-  // How many of the midpoints between neighboring values are below t.
-  TROUPE_INLINE static uint32_t code(float t) {
-    constexpr float kMidpoints[] = {
+  static constexpr uint32_t kMidpoints = 15;
+  // Between value i and the next, as bitsandbytes has it: where a midpoint lies between two floats,
+  // its own digits decide which one.
+  TROUPE_INLINE static float midpoint(uint32_t i) {
+    constexpr float kTable[] = {
         -0.8480964004993439f,  -0.6106329262256622f,  -0.4599952697753906f,   -0.33967943489551544f,
         -0.23460740596055984f, -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f,
         0.1202552504837513f,   0.2035212516784668f,   0.2920137718319893f,    0.3893125355243683f,
         0.5016634166240692f,   0.6427869200706482f,   0.8614784181118011f};
+    return kTable[i];
+  }
+  // How many of the midpoints are below t.
+  TROUPE_INLINE static uint32_t code(float t) {
     uint32_t below = 0;
-    for (const float midpoint : kMidpoints) below += t > midpoint ? 1u : 0u;
+    for (uint32_t i = 0; i < kMidpoints; ++i) below += t > midpoint(i) ? 1u : 0u;
     return below;
   }
   TROUPE_INLINE static float value(uint32_t code) {

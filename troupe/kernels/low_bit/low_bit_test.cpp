@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/kernels/low_bit/problem_test.h"
 #include "troupe/testing/matrix.h"
 
 namespace troupe {
@@ -33,37 +34,13 @@ struct Case {
   int64_t groups;
 };
 
-struct Problem {
+struct Problem : low_bit_detail::LowBitProblem {
   Problem(int64_t groups, Dtype dtype, LowBitFormat f)
-      : format(f),
-        group(low_bit_group(f)),
-        x(dtype, 1, groups * group),
-        back(dtype, 1, groups * group),
-        values(static_cast<size_t>(groups * group * low_bit_bits(f) / 8)),
-        scales(static_cast<size_t>(groups)),
-        exponents(static_cast<size_t>(groups)),
-        non_finite(1) {
-    x.fill_normal(1);
-    non_finite[0] = 0;
+      : LowBitProblem(groups * low_bit_group(f), dtype, f), back(dtype, 1, x.cols()) {
     std::fill_n(scales.data(), scales.size(), -1.0f);
     std::fill_n(exponents.data(), exponents.size(), uint8_t{0});
   }
-  bool mx() const { return format == LowBitFormat::kMxfp4; }
-  LowBitPack pack() {
-    return {.x = x.view(),
-            .values = values.data(),
-            .scales = mx() ? nullptr : scales.data(),
-            .exponents = mx() ? exponents.data() : nullptr,
-            .non_finite = non_finite.data(),
-            .format = format};
-  }
-  LowBitUnpack unpack() {
-    return {.values = values.data(),
-            .scales = mx() ? nullptr : scales.data(),
-            .exponents = mx() ? exponents.data() : nullptr,
-            .x = back.mut(),
-            .format = format};
-  }
+  LowBitUnpack unpack() { return unpack_to(back.mut()); }
   double largest_from(int64_t begin) {
     double largest = 0;
     for (int64_t j = begin; j < begin + group; ++j) {
@@ -71,13 +48,7 @@ struct Problem {
     }
     return largest;
   }
-  LowBitFormat format;
-  int64_t group;
-  Matrix x, back;
-  Buffer<uint8_t> values;
-  Buffer<float> scales;
-  Buffer<uint8_t> exponents;
-  Buffer<int64_t> non_finite;
+  Matrix back;
 };
 
 void run_unpack(Backend backend, Problem& p) {
