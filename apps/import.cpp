@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "apps/models/check_logits.h"
 #include "apps/models/import_adapter.h"
+#include "apps/models/imported_recipe.h"
 #include "apps/print.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
@@ -45,33 +45,11 @@ struct Imported {  // --json
   }
 };
 
-// What a recipe that starts from the import says of it.
-struct ImportedRecipe {
-  struct Data {
-    std::string tokenizer;
-    int64_t sequence = 0;
-    static void visit(auto& d, auto&& f) {
-      f("tokenizer", d.tokenizer);
-      f("sequence", d.sequence);
-    }
-  };
-  ModelConfig model;
-  Data data;
-  static void visit(auto& r, auto&& f) {
-    f("model", r.model);
-    f("data", r.data);
-  }
-};
-
 void write_recipe(Fs& fs, const std::string& run, const ModelConfig& model) {
-  std::ostringstream text;
-  text << "# What was imported. A recipe that trains it has this model, and\n"
-       << "# checkpoint: {init_from: " << run << "/step-000000, cast: true}\n";
   const std::string folder = run + "/hf";
   const bool there = std::ranges::any_of(
       tokenizer_kinds(), [&](const TokenizerKind& kind) { return kind.fits(folder); });
-  print_config(text, ImportedRecipe{model, {there ? folder : "", model.max_positions}});
-  publish_file(fs, run + "/recipe.yaml", text.str());
+  write_imported_recipe(fs, run, ImportedRecipe{model, {there ? folder : "", model.max_positions}});
 }
 
 // "allenai/OLMoE-1B-7B-0924", where there is no such folder: a name on a hub.

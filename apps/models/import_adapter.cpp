@@ -1,10 +1,10 @@
 #include "apps/models/import_adapter.h"
 
 #include <map>
-#include <sstream>
 #include <utility>
 
 #include "apps/models/export_run.h"
+#include "apps/models/imported_recipe.h"
 #include "apps/models/peft_import.h"
 #include "troupe/checkpoint/files/base.h"
 #include "troupe/checkpoint/files/shard_writer.h"
@@ -14,7 +14,6 @@
 #include "troupe/checkpoint/state/save_step.h"
 #include "troupe/checkpoint/state/tensor_element.h"
 #include "troupe/core/check.h"
-#include "troupe/core/config/config.h"
 #include "troupe/core/file/file.h"
 #include "troupe/train/recipe/recipe.h"
 #include "troupe/train/recipe/teacher.h"
@@ -22,41 +21,24 @@
 namespace troupe {
 namespace {
 
-// What RUN/recipe.yaml says.
-struct AdapterRecipe {
-  struct Data {
-    std::string tokenizer;
-    int64_t sequence = 0;
-    static void visit(auto& d, auto&& f) {
-      f("tokenizer", d.tokenizer);
-      f("sequence", d.sequence);
-    }
-  };
+struct AdapterRecipe : ImportedRecipe {
   struct Checkpoint {
     std::string init_from;
     static void visit(auto& c, auto&& f) { f("init_from", c.init_from); }
   };
-  ModelConfig model;
-  Data data;
   Checkpoint checkpoint;
   static void visit(auto& r, auto&& f) {
-    f("model", r.model);
-    f("data", r.data);
+    ImportedRecipe::visit(r, f);
     f("checkpoint", r.checkpoint);
   }
 };
 
 void write_adapter_recipe(Fs& fs, const std::string& run, const std::string& base,
                           const Recipe& of_base, const ModelLora& lora) {
-  AdapterRecipe recipe{.model = with_still_router(of_base.model),
-                       .data = {of_base.data.tokenizer, of_base.data.sequence},
-                       .checkpoint = {base}};
+  AdapterRecipe recipe{
+      {with_still_router(of_base.model), {of_base.data.tokenizer, of_base.data.sequence}}, {base}};
   recipe.model.lora = lora;
-  std::ostringstream text;
-  text << "# What was imported. A recipe that trains it has this model, and\n"
-       << "# checkpoint: {init_from: " << run << "/step-000000, cast: true}\n";
-  print_config(text, recipe);
-  publish_file(fs, run + "/recipe.yaml", text.str());
+  write_imported_recipe(fs, run, recipe);
 }
 
 void write_factors(Fs& fs, const Log& log, const std::string& run, const BaseCheckpoint& base,
