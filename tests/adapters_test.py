@@ -6,11 +6,11 @@ import unittest
 
 import peft
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tiny_hub import FolderTest, random_model
+from tiny_hub import random_model
+from tiny_tune import TuneTest
 
 # A layer with experts, a shared expert and a router, and a dense one.
 MODEL = dict(vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -33,19 +33,11 @@ def apart(a, b):
     return ((a - b).abs().max() / b.abs().max()).item()
 
 
-class Adapters(FolderTest):
+class Adapters(TuneTest):
     def imported(self, seed=5):
         random_model(AutoConfig.for_model("qwen2_moe", **MODEL), torch.float32, std=0.15, seed=seed).save_pretrained(
             self.folder / "base")
         self.troupe("import", "base", "run")
-
-    def write_recipe(self, lora, **checkpoint):
-        recipe = {"model": yaml.safe_load((self.folder / "run/recipe.yaml").read_text())["model"] | {"lora": lora},
-                  "data": {"train": [{"kind": "mock"}], "sequence": 32},
-                  "train": {"global_batch": 4, "steps": 8, "precision": "fp32", "optimizer": {"lr": 0.02},
-                            "schedule": {"kind": "constant", "warmup": 0}},
-                  "checkpoint": {"dir": "tuned", "init_from": "run/step-000000"} | checkpoint, "run": {"device": "cpu"}}
-        (self.folder / "tune.yaml").write_text(json.dumps(recipe))
 
     def tuned(self, **lora):
         self.imported()
@@ -269,22 +261,9 @@ class Adapters(FolderTest):
         self.assertFalse((self.folder / "x").exists())
         self.assertIn("--dtype", self.troupe("import", "run", "x", "--adapter", "adapter", "--dtype", "float32", code=2))
 
-    def losses(self, name):
-        records = map(json.loads, (self.folder / name / "log.jsonl").read_text().splitlines())
-        return [r["loss"] for r in records if "event" not in r]
-
     def test_245_expert_ranks_and_sharded_parameters_train_the_same(self):
         self.tuned()
-        one = self.losses("tuned")
-        self.assertEqual(len(one), 8)
-        for layout in ("{expert: 2}", "{shard: full}"):
-            name = "ranks-" + layout.strip("{}").replace(": ", "-")
-            self.troupe("launch", "-n", "2", "--quiet", "--", "train", "tune.yaml", "--quiet", "--set", f"checkpoint.dir={name}",
-                        "--set", f"parallel={layout}")
-            two = self.losses(name)
-            self.assertEqual(len(two), 8)
-            for a, b in zip(one, two):
-                self.assertLess(abs(a - b), 1e-4 * abs(a), (layout, one, two))
+        self.check_two_ranks()
         said = self.troupe("check", "tune.yaml", "--ranks", "2", "--set", "parallel={tensor: 2}", code=2)
         self.assertIn("2 ranks would cut the matrices of attention, whose adapters (model.lora) need them whole; use 1", said)
 

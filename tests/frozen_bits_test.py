@@ -8,11 +8,11 @@ import unittest
 
 import peft
 import torch
-import yaml
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tiny_hub import FolderTest, random_model
+from tiny_hub import random_model
+from tiny_tune import TuneTest
 
 # A layer with experts and a shared expert, and a dense one; rows of 64 elements, and of 128.
 MODEL = dict(vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -37,28 +37,15 @@ def rounded_to_nf4(w):
     return (NF4[nearest] * scale).view_as(w)
 
 
-class FrozenBits(FolderTest):
+class FrozenBits(TuneTest):
     def setUp(self):
         super().setUp()
         random_model(AutoConfig.for_model("qwen2_moe", **MODEL), torch.float32, std=0.15).save_pretrained(self.folder / "base")
         self.troupe("import", "base", "run")
-        self.write_recipe(LORA)
-
-    def write_recipe(self, lora, **checkpoint):
-        recipe = {"model": yaml.safe_load((self.folder / "run/recipe.yaml").read_text())["model"] | {"lora": lora},
-                  "data": {"train": [{"kind": "mock"}], "sequence": 32},
-                  "train": {"global_batch": 4, "steps": 8, "precision": "fp32", "optimizer": {"lr": 0.02},
-                            "schedule": {"kind": "constant", "warmup": 0}},
-                  "checkpoint": {"dir": "tuned", "init_from": "run/step-000000", "every_steps": 4} | checkpoint,
-                  "run": {"device": "cpu"}}
-        (self.folder / "tune.yaml").write_text(json.dumps(recipe))
+        self.write_recipe(LORA, every_steps=4)
 
     def train(self, *sets):
         self.troupe("train", "tune.yaml", "--quiet", *(word for one in sets for word in ("--set", one)))
-
-    def losses(self, name):
-        records = map(json.loads, (self.folder / name / "log.jsonl").read_text().splitlines())
-        return [r["loss"] for r in records if "event" not in r]
 
     def saved(self, step):
         """The names of the tensors in a step's own files."""
@@ -130,15 +117,7 @@ class FrozenBits(FolderTest):
 
     def test_245_ranks_that_share_experts_train_the_same(self):
         self.train()
-        one = self.losses("tuned")
-        for layout in ("{expert: 2}", "{shard: full}"):
-            name = "ranks-" + layout.strip("{}").replace(": ", "-")
-            self.troupe("launch", "-n", "2", "--quiet", "--", "train", "tune.yaml", "--quiet", "--set", f"checkpoint.dir={name}",
-                        "--set", f"parallel={layout}")
-            two = self.losses(name)
-            self.assertEqual(len(two), 8)
-            for a, b in zip(one, two):
-                self.assertLess(abs(a - b), 1e-4 * abs(a), (layout, one, two))
+        self.check_two_ranks()
         said = self.troupe("check", "tune.yaml", "--ranks", "2", "--set", "parallel={tensor: 2}", "--set",
                            "model.lora.targets=[router]", code=2)
         self.assertIn("2 ranks would cut the matrices of attention, which model.lora.frozen keeps in few bits", said)
@@ -161,9 +140,9 @@ class FrozenBits(FolderTest):
                 (LORA | {"frozen": {"format": "int8"}}, "is int8, in which 128 elements of a row share a scale; matrices of "
                                                         "experts in layer 0 have rows of 64 : use a format with smaller groups"),
                 (LORA | {"frozen": {"format": "int4"}}, "nf4, int8, fp8, mxfp4")):
-            self.write_recipe(lora)
+            self.write_recipe(lora, every_steps=4)
             self.assertIn(said, self.troupe("train", "tune.yaml", code=2))
-        self.write_recipe(LORA)
+        self.write_recipe(LORA, every_steps=4)
         for one, said in (("train.fp8={}", "model.lora.frozen keeps weights in nf4 already: leave one of the two out"),
                           ("model.moe.impl=loop", "need impl grouped"),
                           ("checkpoint.base=saved", "those in few bits (model.lora.frozen) are saved nowhere"),
