@@ -95,7 +95,7 @@ class Values(unittest.TestCase):
                 self.same(got, want)
                 leaves = [t for t in (q.x, q.p, q.b1, q.b2, *factors) if t is not None]
                 self.same(*(torch.autograd.grad(y, leaves, q.grad) for y in (got, want)))
-        with self.subTest("one weight alone, and dropout of what its factors see"):
+        with self.subTest("an adapter of one weight, with dropout of its input"):
             mean = torch.stack([troupe.moe_ffn(q.x, q.ids, q.p, w1, w2, gated=gated, lora=(None, troupe.lora.Factors(b2, a2, 2.0, 0.5)))
                                 for _ in range(3000)]).mean(0)
             want = reference(q.x, q.ids, q.p, w1, w2 + 2.0 * b2 @ a2, gated=gated)

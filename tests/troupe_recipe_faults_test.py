@@ -88,7 +88,7 @@ class TroupeRecipeFaults(NanoRun):
         self.assertEqual(len(re.findall(r"E\d{4} ", said)), 3, said)
         for what in ('no field "expert" in model.moe; did you mean "experts"?', "heads", "clip"):
             self.assertIn(what, said)
-        # A word is told alone: neither its value is judged as that of the key it suggests, nor that key as left out.
+        # One error for a misspelled key: no second one about its value, nor about the right key as missing.
         for nano, word in ((NANO.replace("width: ", "widht: "), "widht"), (NANO.replace("experts: 4", "expert: 1"), "expert")):
             self.assertNotEqual(nano, NANO)
             self.assertEqual(len(re.findall(r"E\d{4} ", said := self.check(nano))), 1, said)

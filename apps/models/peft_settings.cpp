@@ -19,7 +19,7 @@ using PeftJson = nlohmann::json;
 
 constexpr int64_t kLongestPeftConfig = int64_t{1} << 24;  // bytes
 
-// What is read below, or says nothing of what the adapter computes once it is trained.
+// Keys that are read below, and keys that do not change what a trained adapter computes.
 constexpr std::array<std::string_view, 27> kPeftKeys = {"peft_type",
                                                         "task_type",
                                                         "auto_mapping",

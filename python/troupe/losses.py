@@ -95,8 +95,8 @@ def refuse_unknown_scale():
     kind = torch.amp.GradScaler
     if any(issubclass(type(o), kind) and o.is_enabled() for o in gc.get_objects()):
         raise Unsupported('losses="attach": this process has a GradScaler, whose scale a layer cannot see: its balance loss would count '
-                          "1/scale of what it should. Say it once: troupe.set_loss_scale(model, scaler.get_scale), divided by the "
-                          "microbatches of a step; 1.0 where the scaler is another model's. Or take losses=\"return\"")
+                          "1/scale of what it should. Call troupe.set_loss_scale(model, scaler.get_scale) once, divided by the "
+                          "microbatches of a step; give 1.0 if the scaler is another model's. Or take losses=\"return\"")
 
 
 def in_backward():

@@ -122,7 +122,7 @@ def _shared(home, name, make):
 
 @contextlib.contextmanager
 def _whole():
-    """A list of what puts parts back (None: nothing), which is called, the last first, where a later part fails."""
+    """Yields a list for functions that undo a part (or None). If a later part fails, they are called in reverse order."""
     backs = []
     try:
         yield backs

@@ -252,7 +252,7 @@ int64_t index_bytes(const ShardFiles& files, const CheckpointGroup& group) {
   return out;
 }
 
-// Rank 0 looks, so that what is wrong is told once; then the others.
+// Rank 0 opens the base first, so that an error is reported once; then the other ranks open it.
 Manifest with_base_on_all(const ResumePoint& point, const std::string& base_at,
                           const CheckpointGroup& group) {
   Manifest out = point.manifest;

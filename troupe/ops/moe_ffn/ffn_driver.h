@@ -17,7 +17,7 @@ FfnForward ffn_forward(const FfnBackend& path, bool hidden_only = false);
 FfnGradTensors ffn_backward(const FfnBackend& path, const FfnHiddenGrad& of);
 
 // The same backward in halves, with the same bits. The first computes the gradients of x and of the
-// scores; the second those of the weights, from what the first kept. The first is told all needs.
+// scores; the second those of the weights, from what the first kept. The first takes all needs.
 struct FfnRowsHalf {
   FfnGradTensors grads;
   FfnBetween between;

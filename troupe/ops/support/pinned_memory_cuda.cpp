@@ -7,7 +7,7 @@ namespace {
 
 const char* reason(cudaError_t code) {
   if (code == cudaSuccess) return nullptr;
-  (void)cudaGetLastError();  // it is told by its caller, not by the next call
+  (void)cudaGetLastError();  // clears the error: the caller reports it
   return cudaGetErrorString(code);
 }
 

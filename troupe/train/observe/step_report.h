@@ -18,7 +18,7 @@ struct StepOutput {
   at::Tensor loss;    // f64 scalar: this rank's part of the step's loss
   at::Tensor mtp;     // undefined without MTP modules
   at::Tensor ce, kl;  // parts of `loss`; undefined without a teacher
-  // Of preference pairs: rewards_3 of ops/preference_loss.h, of which `loss` is a mean too.
+  // With train.loss dpo: rewards_3 of ops/preference_loss.h, a mean over pairs as `loss` is.
   at::Tensor rewards_3;
   std::map<std::string, at::Tensor> aux;  // sum over layers and microbatches, without coefficient
   std::map<std::string, int64_t> aux_terms;      // number of summands

@@ -65,7 +65,7 @@ void move_bucket(ParamStore& store, Bucket& b, const std::vector<int64_t>& membe
   std::vector<at::Tensor> buffers = b.state;
   for (const at::Tensor& x : b.masters()) buffers.push_back(x);
   for (const at::Tensor& own : buffers) {
-    const at::Tensor here = own.detach().to(b.own.device());  // a copy of what is on the host
+    const at::Tensor here = own.detach().to(b.own.device());  // copies state that is on the host
     const at::Tensor whole = at::empty({b.size}, here.options());
     owners.all_gather({whole}, {here}).wait();
     for (const int64_t m : members) {

@@ -215,7 +215,7 @@ void ParamStore::spread_loaded() {
     ProcessGroup& replicas = *b.mesh.replicate;
     const auto spread = [&](const at::Tensor& x) {
       if (replicas.size() == 1) return;
-      const at::Tensor here = x.detach().to(b.own.device());  // a copy of what is on the host
+      const at::Tensor here = x.detach().to(b.own.device());  // copies state that is on the host
       replicas.broadcast(here, 0).wait();
       if (!here.is_alias_of(x)) x.copy_(here);
     };
