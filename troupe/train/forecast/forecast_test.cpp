@@ -89,6 +89,25 @@ TEST(Forecast, StatesFollowPrecisionOptimizerAndWhatIsFrozen) {
   EXPECT_EQ(frozen.weights, 4 * count);
 }
 
+// The head makes the gradient of its table, in f32, where the table is trained, tied or not.
+TEST(Forecast, AFrozenTableHasNoGradientInTheHead) {
+  const auto workspace = [](const std::string& keys, const std::string& groups) {
+    return forecast_memory(small_recipe("{model: {layers: 2, width: 128, heads: 2, vocab: 65536, "
+                                        "max_positions: 64" +
+                                        keys + "}, train: {micro_batch: 1, optimizer: {groups: [" +
+                                        groups + "]}}}"),
+                           /*on_gpu=*/true)
+        .workspace;
+  };
+  constexpr double kTable = 4.0 * 65536 * 128;
+  for (const std::string tied : {"", ", tie_embeddings: true"}) {
+    EXPECT_EQ(workspace(tied, "") - workspace(tied, "{names: '*', frozen: true}"), kTable) << tied;
+    EXPECT_EQ(workspace(tied + ", lora: {rank: 2}", ""),
+              workspace(tied, "{names: '*', frozen: true}"))
+        << tied;
+  }
+}
+
 // Copies of experts' weights in 8 bits: of both orders on a GPU; on the CPU only where they are
 // kept.
 TEST(Forecast, CountsTheRoundedCopiesOfExpertsWeights) {

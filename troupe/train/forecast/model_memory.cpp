@@ -90,8 +90,10 @@ void add_states(const Recipe& r, const RunPlan& plan, bool on_gpu, Model& model,
   std::set<const Param*> seen;
   for (int64_t unit = 0; unit < model.num_units(); ++unit) {
     model.for_each_param(unit, [&](const std::string& name, Param& p) {
-      if (!seen.insert(&p).second) return;
       UnitMemory& u = units[static_cast<size_t>(unit)];
+      const bool learns = p.trainable() && !is_frozen(base, name);
+      u.trained_table |= learns && p.group == Group::kEmbedding;
+      if (!seen.insert(&p).second) return;
       const bool is_cut = p.tensor_repeat(0) != 0;
       StateBytes& s = p.per_expert ? u.experts : is_cut ? u.cut : u.dense;
       const auto count = static_cast<double>(p.numel());
@@ -103,7 +105,7 @@ void add_states(const Recipe& r, const RunPlan& plan, bool on_gpu, Model& model,
       }
       if (p.low_bit) return add_low_bit(p, width, s, u);
       const double bytes = p.fp32 ? 4 : width;
-      if (!p.trainable() || is_frozen(base, name)) {
+      if (!learns) {
         (p.group == Group::kState ? s.moments : s.frozen) += count * bytes;
         return;
       }
@@ -198,18 +200,18 @@ KeyElements key_elements(const Recipe& r, int64_t micro_batch, const LayerConfig
 }
 
 // Bytes at work in the head for a chunk of `rows` own tokens: their logits, the gradient of these,
-// and that of the table. Where ranks cut the table (nn/model/split_cross_entropy.h), of the tokens of all:
+// and that of a table that is trained, in f32. Where ranks cut the table (nn/model/split_cross_entropy.h), of the tokens of all:
 // both in f32, states that are gathered, multiplied back and on their way, and the table's gradient
 // of the chunk beside the sum.
-double head_working(const Recipe& r, double rows, double width, int64_t tensor) {
+double head_working(const Recipe& r, double rows, double width, int64_t tensor, bool trained) {
   const auto vocab = static_cast<double>(r.model.vocab), D = static_cast<double>(r.model.width);
   if (tensor == 1 || r.parallel.split_vocab != CutKind::kOn) {
-    return rows * vocab * (width + 4) + 4 * vocab * D;
+    return rows * vocab * (width + 4) + (trained ? 4 * vocab * D : 0);
   }
   const auto ranks = static_cast<double>(tensor);
   const double wide = std::max(4.0, width), rounded = width < 4 ? width : 0;
   return rows * vocab * (2 * wide + rounded) + 3 * ranks * rows * D * width +
-         2 * wide * vocab / ranks * D;
+         (trained ? 2 * wide * vocab / ranks * D : 0);
 }
 
 // The same of latent attention, beside what it keeps in any case: each product's own rows in 8
@@ -282,8 +284,9 @@ void add_activations(const Recipe& r, int64_t micro_batch, double width, int64_t
   out.units.back().saved = tokens * scale * static_cast<double>(costs.units.back().saved_bytes);
   const double rows = std::min(tokens, static_cast<double>(head_rows(m.vocab, on_gpu)));
   // A teacher computes before the head does.
-  out.units.back().working =
-      std::max(head_working(r, rows, width, tensor) + out.teacher.kept, out.teacher.working);
+  UnitMemory& head = out.units.back();
+  const double working = head_working(r, rows, width, tensor, head.trained_table);
+  head.working = std::max(working + out.teacher.kept, out.teacher.working);
   std::vector<size_t> all_units(out.units.size());
   std::iota(all_units.begin(), all_units.end(), size_t{0});
   out.workspace = out.workspace_of(all_units);

@@ -43,6 +43,7 @@ struct UnitMemory {
   double held() const { return again ? input : saved - offloaded; }
   double working = 0;   // bytes at work while it is computed, and its own activations are kept
   double unpacked = 0;  // of `working`: its largest parameter in few bits, while it is multiplied
+  bool trained_table = false;  // the head's: the table that it multiplies with has a gradient
 };
 
 // train.teacher, all 0 without one: bytes of its weights, of what it keeps beside a chunk of the
