@@ -869,7 +869,8 @@ TEST(Trainer, ClippingByTheLastStepIsThatOfTheStepBefore) {
   EXPECT_GT(last.state.last_norm, 0);
   // A resumed run knows the norm of the step before its first.
   const std::vector<std::string> sets = {"train.clip=0.1", "train.clip_by=last_step",
-                                         "train.update=in_backward", "train.micro_batch=8"};
+                                         "train.update=in_backward", "train.micro_batch=8",
+                                         "checkpoint.at=[6]"};
   const NamedResult whole = named_run(runs, "whole", sets, {});
   EXPECT_THROW(named_run(runs, "parts", sets, {}, "batch:6=throw"), std::exception);
   expect_same_run(whole, named_run(runs, "parts", sets, {}));
