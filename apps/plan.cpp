@@ -58,7 +58,11 @@ void print_memory(const MemoryForecast& m, const Recipe& recipe, const RunPlan& 
   };
   print_text("memory, GiB\n");
   line("weights", m.weights, "");
-  line("gradients", m.gradients, plan.micro_batch < plan.batch ? "f32" : "as backward makes them");
+  const bool early = recipe.train.update == UpdatePlace::kInBackward;
+  line("gradients", m.gradients,
+       plan.micro_batch < plan.batch ? "f32"
+       : early                       ? "of two layers at most"
+                                     : "as backward makes them");
   const bool halves = recipe.train.precision != Precision::kFp16;
   const bool wide = value_width(recipe, runs_on_gpu(recipe)) >= 4;
   line("master weights", m.masters,
@@ -70,7 +74,8 @@ void print_memory(const MemoryForecast& m, const Recipe& recipe, const RunPlan& 
   line("kept for backward", m.activations, rows);
   line("working space", m.workspace, "");
   if (m.overlap > 0) line("less: once for both", -m.overlap, "gradients come as activations go");
-  if (m.update > 0) line("update", m.update, "beyond what backward takes");
+  if (m.update > 0)
+    line("update", m.update, early ? "beside backward" : "beyond what backward takes");
   line("runtime", m.runtime, "libraries, the device");
   line("in all", m.total(), "");
 }

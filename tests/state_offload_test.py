@@ -44,6 +44,26 @@ class StateOffload(NanoRun):
         said = self.train(OFFLOAD, "train.cuda_graph=true", "run.device=cuda", code=2)
         self.assertRegex(said, r"train\.cuda_graph: .*does not go with train\.offload_state")
 
+    def test_115_updates_in_backward_resume_with_the_last_norm(self):
+        form = ("train.precision=bf16", "train.optimizer.moments=int8", OFFLOAD, "train.micro_batch=8",
+                "train.clip=0.5", "train.clip_by=last_step")
+        self.train(*form, "checkpoint.dir=whole")
+        early = (*form, "train.update=in_backward", "checkpoint.dir=early")
+        self.train(*early, "checkpoint.background=false", code=-9, TROUPE_FAULT="optim:12=kill")
+        said = self.train(*early)
+        self.assertIn("resumed step 10", said)
+        self.assertIn("update in backward: each layer's as soon as its gradient is whole", said)
+        self.assert_equal_runs("whole", "early")
+
+    def test_115_what_updates_in_backward_exclude_is_said_with_a_way_out(self):
+        early = "train.update=in_backward"
+        for sets, says in (((early,), r"train\.update: in_backward .* set train\.clip to 0, or train\.clip_by"),
+                           ((early, "train.clip=0", "parallel.pipeline=2"), r"train\.update: .*parallel\.pipeline.*set it to 1"),
+                           ((early, "train.clip=0", "train.cuda_graph=true", "run.device=cuda"),
+                            r"train\.cuda_graph: .*train\.update")):
+            with self.subTest(sets):
+                self.assertRegex(self.train(*sets, code=2), says)
+
     def test_115_plan_tells_both_sides(self):
         words = ("plan", "nano.yaml", "--set", "run.device=cuda", "--set", "train.optimizer.moments=f32")
         plain = json.loads(self.troupe(*words, "--json").stdout)

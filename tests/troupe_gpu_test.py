@@ -245,6 +245,20 @@ class StateOffload(GpuRuns):
         self.check("model.layers=8", "model.width=512", "model.moe.hidden=512")
         self.assertLess(self.peak("two"), self.peak("one"))
 
+    def test_115_updates_in_backward_are_the_same_bits_in_less_memory(self):
+        self.write()
+        large = ("model.layers=8", "model.width=512", "model.moe.hidden=512", "train.recompute='1'", "train.micro_batch=16")
+        for number, form in enumerate((("train.clip=0",), ("train.clip=0", "train.optimizer.moments=int8", "train.offload_state=true"),
+                                       ("train.clip=0.5", "train.clip_by=last_step", "train.offload_state=true"))):
+            with self.subTest(form):
+                for name in ("one", "two"):
+                    shutil.rmtree(self.folder / name, ignore_errors=True)
+                _, *plain = self.run_once("one", *large, *form)
+                said, *early = self.run_once("two", "train.update=in_backward", *large, *form)
+                self.assertEqual(plain, early)
+                self.assertIn("update in backward", said)
+                self.assertLess(self.peak("two"), self.peak("one"))
+
     def test_115_offloaded_state_in_other_types(self):
         self.write()
         for sets in (("train.optimizer.moments=int8",), ("train.precision=fp32",), ("train.precision=fp16",),

@@ -91,6 +91,19 @@ class TroupeRanks(RanksRun):
                 self.assertEqual(self.figures(f"plain{number}"), self.figures(f"offloaded{number}"))
                 self.assertEqual(self.tensors_apart(f"plain{number}", f"offloaded{number}"), 0)
 
+    def test_115_updates_in_backward_change_no_bit_in_any_layout(self):
+        clipped = ("train.clip=0.5", "train.clip_by=last_step")
+        for number, (world, *layout) in enumerate((
+                (2, ZERO, experts(2), "train.clip=0"), (2, FULL, experts(2), *clipped), (2, DDP, experts(1), *clipped),
+                (4, FULL, experts(2), "parallel.shard_ranks=2", "train.clip=0", "train.offload_state=true"),
+                (2, DDP, experts(1), "parallel.tensor=2", "train.clip=0"),
+                (2, ZERO, experts(1), "train.optimizer.kind=muon", "train.clip=0", "train.offload_state=true"))):
+            with self.subTest(layout):
+                for name, *more in ((f"plain{number}",), (f"early{number}", "train.update=in_backward")):
+                    self.train_ranks(world, *layout, "train.precision=bf16", *more, name=name)
+                self.assertEqual(self.figures(f"plain{number}"), self.figures(f"early{number}"))
+                self.assertEqual(self.tensors_apart(f"plain{number}", f"early{number}"), 0)
+
     def test_what_is_said_of_a_data_file_is_said_once(self):
         self.troupe("data", "build", "text.txt", "-t", "bytes", "--no-eod", "-o", "built")
         with (self.folder / "built.bin").open("ab") as file:

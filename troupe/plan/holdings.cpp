@@ -1,5 +1,7 @@
 #include "troupe/plan/holdings.h"
 
+#include <utility>
+
 namespace troupe {
 
 Holdings::Holdings(const StepCosts& costs, const std::vector<int>& owner, bool drops, int depth)
@@ -32,14 +34,30 @@ void Holdings::issue(const Action& a) {
       received_.emplace(a.chunk, a.microbatch);
       break;
     case Kind::kUpdate:  // the next step's backward makes gradients anew
-      look(costs_.update_memory);
-      now_.gradients = 0;
-      summed_.clear();
-      here_.clear();
+      update(a.chunk);
       break;
     default: break;
   }
   look(0);
+}
+
+// Gradients of an owner that is updated in backward go when the next one's update begins.
+void Holdings::update(int chunk) {
+  now_.gradients -= std::exchange(updating_, 0);
+  look(costs_.update_memory);
+  if (chunk < 0) {
+    now_.gradients = 0;
+    summed_.clear();
+    here_.clear();
+    return;
+  }
+  for (size_t c = 0; c < owner_.size(); ++c) {
+    const auto here = here_.find(static_cast<int>(c));
+    if (owner_[c] != chunk || here == here_.end()) continue;
+    updating_ += here->second;
+    here_.erase(here);
+  }
+  if (summed_.erase(chunk) > 0) updating_ += sum_of(costs_, owner_, chunk, &ChunkCosts::sum);
 }
 
 void Holdings::finish_sum() {

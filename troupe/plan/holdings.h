@@ -42,6 +42,7 @@ class Holdings {
   void backward_input(const Action& action);
   void reduce(int chunk);
   void send(const Action& action);
+  void update(int chunk);
   // What was received for a computation is now its own.
   void take(int chunk, int microbatch);
   // Updates the peak; `gradients`: that are made and not yet added to others.
@@ -56,6 +57,7 @@ class Holdings {
   std::set<std::pair<int, int>> light_;  // chunk, microbatch: only the input is kept
   std::map<int, double> here_;           // chunk: its gradients before their reduction
   std::set<int> summed_;
+  double updating_ = 0;  // gradients of the owner that is updated beside backward
   std::deque<double> in_flight_;
   StepMemory now_, peak_;
 };

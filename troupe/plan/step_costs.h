@@ -16,6 +16,7 @@ struct ChunkCosts {
   double laying = 0;     // copy of gradients into the reduction buffer
   double replicate = 0;  // all-reduce over the replicas of a shard, after a step's last reduction
   double weight = 0;     // the part of backward that makes the parameters' gradients (Kind W)
+  double update = 0;     // its part of StepCosts::update
   double send = 0;       // its input, sent to the rank that runs it, or its gradient, sent back
   // Bytes.
   double values = 0;    // full parameters in the compute type

@@ -222,6 +222,16 @@ class Runner {
       if (sum.replicas > 0) replica_sums_.push_back(beside(sum.action, sum.replicas));
     }
   }
+  // Of one owner, where its reduction is under way: of those before it, too, which end earlier.
+  void wait_for_sum_of(const Action& a) {
+    while (std::ranges::any_of(sums_, [&](const Sum& s) { return s.action.chunk == a.chunk; })) {
+      const Sum sum = sums_.front();
+      wait_until(a, sum.end, out_.exposed);
+      holdings_.finish_sum();
+      if (sum.replicas > 0) replica_sums_.push_back(beside(sum.action, sum.replicas));
+      sums_.pop_front();
+    }
+  }
   bool runs(int chunk) const { return owner_[static_cast<size_t>(chunk)] >= 0; }
   bool send(const Action& a, Traffic& traffic) {
     const Traffic::Key key{rank_, a.peer, runs(a.chunk)};
@@ -244,7 +254,32 @@ class Runner {
     posted_.erase(posted);
     return true;
   }
+  // Seconds of one owner's update: its part of the rank's.
+  double update_of(int chunk) const {
+    double all = 0;
+    for (size_t c = 0; c < owner_.size(); ++c) {
+      if (owner_[c] >= 0) all += costs_.chunks[c].update;
+    }
+    const double own = sum_of(costs_, owner_, chunk, &ChunkCosts::update);
+    return all > 0 ? costs_.update * own / all : 0;
+  }
+  // An update beside backward: it waits for its sums and for the update before, backward does not
+  // wait for it.
+  void update_beside(const Action& a) {
+    wait_until(a, updated_, out_.update);
+    holdings_.issue(a);
+    const double begin = now_;
+    updated_ = begin + update_of(a.chunk);
+    beside_ += updated_ - begin;
+    note(Lane::kCollective, a, begin, updated_);
+    ++at_;
+  }
   bool update(const Action& a, Traffic& traffic) {
+    if (a.chunk >= 0) {
+      wait_for_sum_of(a);
+      update_beside(a);
+      return true;
+    }
     if (!std::exchange(updating_, true)) {
       holdings_.issue(a);
       wait_for_sums(a);
@@ -259,7 +294,8 @@ class Runner {
     }
     updating_ = false;
     ++at_;
-    pass(Lane::kCompute, a, costs_.update, out_.update);
+    wait_until(a, updated_, out_.update);
+    pass(Lane::kCompute, a, std::max(costs_.update - std::exchange(beside_, 0), 0.0), out_.update);
     return true;
   }
 
@@ -273,7 +309,8 @@ class Runner {
   int step_ = 0;
   bool updating_ = false;  // waits for other ranks
   double now_ = 0, begin_ = 0, lane_free_ = 0;
-  std::map<int, double> gathered_;  // by chunk: when its gather is over
+  double updated_ = 0, beside_ = 0;  // when the last update in backward is over; seconds of these
+  std::map<int, double> gathered_;   // by chunk: when its gather is over
   struct Posted {
     Traffic::Key key;
     size_t number;  // of its channel

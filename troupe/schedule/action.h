@@ -26,7 +26,7 @@ enum class Kind : uint8_t {
   kFree,            // drop gathered parameters
   kReduce,          // sum the chunk's gradients, of one microbatch or of the whole step, over its
                     // replicas: begun here, waited for by the update
-  kUpdate,          // the optimizer's step over the chunk; chunk -1: all of this rank
+  kUpdate,          // the optimizer's step over the chunk; chunk -1: all of this rank that had none
   kSnapshot,        // copy the state out for a checkpoint
 };
 

@@ -197,5 +197,39 @@ TEST(Text, RefusesWhatIsNoSchedule) {
   }
 }
 
+TEST(Schedules, UpdatesInBackwardFollowTheirGradients) {
+  StepWork work{.chunks = 3, .microbatches = 2, .updates_in_backward = true};
+  EXPECT_EQ(to_text(accumulate(work)),
+            "0: F0.0 F1.0 F2.0 B2.0 B1.0 B0.0 F0.1 F1.1 F2.1 B2.1 U2 B1.1 U1 B0.1 U0 U\n");
+  work.tied = {{0, 2}};
+  EXPECT_EQ(to_text(accumulate(work)),
+            "0: F0.0 F1.0 F2.0 B2.0 B1.0 B0.0 F0.1 F1.1 F2.1 B2.1 B1.1 U1 B0.1 U0 U\n");
+  work = {.chunks = 3, .replicas = 2, .updates_in_backward = true};
+  EXPECT_EQ(text(DataParallel{.sharded = true}, work),
+            "0: F0.0 F1.0 F2.0 B2.0 A2 B1.0 A1 U2 B0.0 A0 U1 U0 U G0 G1 G2\n");
+}
+
+TEST(Schedules, UpdatesInBackwardAreSoundOverASweep) {
+  for (const int chunks : {1, 2, 5}) {
+    for (const int microbatches : {1, 3}) {
+      for (const bool tied : {false, true}) {
+        StepWork work{.chunks = chunks, .microbatches = microbatches, .updates_in_backward = true};
+        if (tied && chunks > 1) work.tied = {{0, chunks - 1}};
+        EXPECT_TRUE(schedule_faults(accumulate(work), work).empty());
+        work.replicas = 2;
+        for (const ScheduleConfig& config :
+             {ScheduleConfig(DataParallel{}), ScheduleConfig(DataParallel{.sharded = true}),
+              ScheduleConfig(FullShard{.prefetch = 1}), ScheduleConfig(FullShard{.prefetch = 2})}) {
+          const Schedule schedule = build_schedule(config, work);  // verified
+          const std::vector<Action>& list = schedule.front();
+          EXPECT_EQ(std::ranges::count(list, Kind::kUpdate, &Action::kind),
+                    chunks - (tied && chunks > 1) + 1);
+          EXPECT_EQ(parse_schedule(to_text(schedule)), schedule);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace troupe

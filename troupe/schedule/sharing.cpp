@@ -39,9 +39,44 @@ std::vector<Action> with_reductions(const std::vector<Action>& list, const StepW
   return out;
 }
 
+namespace {
+
+// Of each owner the position behind which its gradients are whole, or on their way to be; -1: none.
+std::vector<int> closing_positions(const std::vector<Action>& list, const StepWork& work) {
+  std::vector<int> out = last_gradients(list, owners(work));
+  for (int& position : out) {
+    if (position >= 0 && list[static_cast<size_t>(position)].beside) ++position;
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i].kind == Kind::kReduce) {
+      out[static_cast<size_t>(list[i].chunk)] = static_cast<int>(i);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<Action> with_unit_updates(const std::vector<Action>& list, const StepWork& work) {
+  const std::vector<int> closing = closing_positions(list, work);
+  std::vector<Action> out, waiting;  // for the next reduction
+  for (size_t i = 0; i < list.size(); ++i) {
+    const bool sum = list[i].kind == Kind::kReduce;
+    out.push_back(list[i]);
+    if (sum) out.insert(out.end(), waiting.begin(), waiting.end()), waiting.clear();
+    for (int o = 0; o < work.chunks; ++o) {
+      if (closing[static_cast<size_t>(o)] != static_cast<int>(i)) continue;
+      (sum ? waiting : out).push_back({Kind::kUpdate, o});
+    }
+  }
+  out.insert(out.end(), waiting.begin(), waiting.end());
+  return out;
+}
+
 void add_update(std::vector<Action>& list, const StepWork& work, bool gathers) {
   if (!work.training) return;
   const std::vector<int> last = last_gradients(list, owners(work));
+  if (work.updates_in_backward) list = with_unit_updates(list, work);
   list.push_back({Kind::kUpdate});
   for (int c = 0; gathers && c < work.chunks; ++c) {
     if (last[c] >= 0) list.push_back({Kind::kGather, c});

@@ -22,6 +22,11 @@ std::vector<int> last_gradients(const std::vector<Action>& list, const std::vect
 std::vector<Action> with_reductions(const std::vector<Action>& list, const StepWork& work,
                                     bool all);
 
+// `list` with the update of each owner during backward (StepWork::updates_in_backward). A reduction
+// goes on beside the backward behind it, and the next one waits for it: so gradients of two owners
+// are there at most.
+std::vector<Action> with_unit_updates(const std::vector<Action>& list, const StepWork& work);
+
 // The step's end: U, then the gathers of the parameters that the list's rank holds, then P; nothing
 // without training.
 void add_update(std::vector<Action>& list, const StepWork& work, bool gathers);

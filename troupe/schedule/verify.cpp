@@ -59,7 +59,8 @@ class RankCheck {
         sums_(cells_.size()) {
     bool updated = false;
     for (const Action& action : list_) {
-      if (action.kind == Kind::kUpdate) updated = true;
+      const bool whole = action.chunk < 0 || !work.updates_in_backward;
+      if (action.kind == Kind::kUpdate && whole) updated = true;
       if (!is_chunk(action.chunk)) continue;
       ChunkState& c = chunks_[action.chunk];
       if (computes(action.kind)) c.own = true;
@@ -274,7 +275,8 @@ class RankCheck {
       if (named.empty()) fault("the rank does not run chunk " + std::to_string(chunk));
     }
     for (int c = 0; chunk < 0 && c < work_.chunks; ++c) {
-      if (chunks_[c].own) named.push_back(c);
+      const bool had_one = work_.updates_in_backward && chunks_[c].updated;
+      if (chunks_[c].own && !had_one) named.push_back(c);
     }
     for (const int c : named) check_update_of(c);
   }

@@ -30,6 +30,9 @@ struct StepWork {
   // Each backward that a forward of another microbatch follows runs beside it (OV9): one more graph
   // is held meanwhile. Only for the orders 1f1b and interleaved, and on one rank.
   bool beside = false;
+  // An owner's update follows its last gradient, where ranks sum it the reduction behind its own;
+  // U then ends the step and updates nobody again.
+  bool updates_in_backward = false;
 };
 
 void validate(const StepWork& work);  // throws

@@ -184,6 +184,7 @@ LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
           .latent = m.mla.has_value(),
           .teacher = r.train.teacher.has_value(),
           .pairs = r.train.loss == LossKind::kDpo,
+          .in_backward = r.train.update == UpdatePlace::kInBackward,
           .attention_dropout = m.attn_dropout,
           .layers = m.layers,
           .mtp = m.mtp.depth,

@@ -38,6 +38,18 @@ double beside_sums(const std::vector<UnitMemory>& units) {
   return out;
 }
 
+// The most gradients of two units that follow each other: with train.update in_backward those of one
+// are held until the next one's are made.
+double gradients_of_two(const std::vector<UnitMemory>& units) {
+  double out = 0, before = 0;
+  for (const UnitMemory& unit : units) {
+    const double made = unit.dense.gradients + unit.cut.gradients + unit.experts.gradients;
+    out = std::max(out, before + made);
+    before = made;
+  }
+  return out;
+}
+
 bool try_set(Recipe& r, const std::string& assignment) {
   try {
     read_config(override_yaml(assignment), r);
@@ -128,10 +140,13 @@ MemoryForecast forecast_memory(const Recipe& given, bool on_gpu) {
     out.activations += unit.held();
   }
   out.weights += model.teacher.weights;
-  if (!sums) out.overlap = std::min(out.gradients, out.activations);
+  const bool in_backward = r.train.update == UpdatePlace::kInBackward;
+  if (in_backward && !sums) out.gradients = gradients_of_two(model.units);
+  if (!in_backward && !sums) out.overlap = std::min(out.gradients, out.activations);
   if (sums) out.workspace += beside_sums(model.units);
   update += staging_memory(out.host, window);
-  out.update = std::max(update - (out.activations + out.workspace - out.overlap), 0.0);
+  const double free = out.activations + out.workspace - out.overlap;
+  out.update = in_backward ? update : std::max(update - free, 0.0);
   out.runtime = runtime_memory(on_gpu, out.activations + out.workspace);
   return out;
 }
@@ -143,7 +158,8 @@ std::vector<MemoryCut> memory_cuts(const Recipe& r, bool on_gpu, int64_t world) 
   for (const MemoryCut& cut : {MemoryCut{"train.micro_batch=" + half, 0, "smaller products"},
                                MemoryCut{"train.optimizer.moments=bf16", 0, "rounded moments"},
                                MemoryCut{"train.recompute=\"1\"", 0, "a third more time"},
-                               MemoryCut{"train.offload_state=true", 0, "copies in each update"}}) {
+                               MemoryCut{"train.offload_state=true", 0, "copies in each update"},
+                               MemoryCut{"train.update=in_backward", 0, "one look a layer"}}) {
     Recipe changed = r;
     if (!try_set(changed, cut.set)) continue;
     const double gain = now - needed_memory(changed, on_gpu, world);

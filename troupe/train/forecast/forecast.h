@@ -14,17 +14,19 @@
 
 namespace troupe {
 
-struct MemoryForecast {    // bytes
-  double weights = 0;      // and those of train.teacher
-  double gradients = 0;    // f32 if several microbatches are accumulated, else backward's type
+struct MemoryForecast {  // bytes
+  double weights = 0;    // and those of train.teacher
+  // f32 if several microbatches are accumulated, else backward's type; with train.update in_backward
+  // those of two units
+  double gradients = 0;
   double masters = 0;      // f32: the lower halves of bf16 weights, whole beside f16
   double moments = 0;      // and other optimizer and router state
   double activations = 0;  // of one microbatch
   double workspace = 0;    // on top of them at the start of backward
   double overlap = 0;      // gradients that take the place of freed activations
-  double update = 0;       // extra memory of the update beyond backward (model_memory.h)
-  double runtime = 0;      // libraries and the device runtime
-  double host = 0;         // masters and moments in host memory, not in total()
+  double update = 0;   // extra memory of the update beyond backward, or beside it (model_memory.h)
+  double runtime = 0;  // libraries and the device runtime
+  double host = 0;     // masters and moments in host memory, not in total()
 
   double total() const {
     return weights + gradients + masters + moments + activations + workspace - overlap + update +

@@ -313,5 +313,24 @@ TEST(Forecast, TheHostsMemoryIsKnown) {
   EXPECT_EQ(in_gib(kGiB / 4), "0.25");
 }
 
+TEST(Forecast, UpdatesInBackwardKeepTheGradientsOfTwoUnits) {
+  const std::string model =
+      "model: {layers: 6, width: 64, heads: 4, vocab: 256, moe: {experts: 4, hidden: 64}}\n";
+  const auto of = [&](const std::string& train) {
+    return forecast_memory(small_recipe(model + "train: {clip: 0" + train + "}"), true);
+  };
+  const std::string early = ", update: in_backward";
+  const auto batch = [](const std::string& micro) {
+    return ", global_batch: 8, micro_batch: " + micro;
+  };
+  const MemoryForecast whole = of(batch("8")), less = of(batch("8") + early);
+  EXPECT_LT(less.gradients, 0.5 * whole.gradients);
+  EXPECT_GT(less.gradients, 0.2 * whole.gradients);  // two of six layers
+  EXPECT_EQ(less.overlap, 0);
+  EXPECT_EQ(less.weights, whole.weights);
+  // Gradients of several microbatches add up: all of them are kept.
+  EXPECT_EQ(of(batch("4") + early).gradients, of(batch("4")).gradients);
+}
+
 }  // namespace
 }  // namespace troupe

@@ -303,6 +303,7 @@ class Costing {
   ChunkCosts chunk(int64_t unit, const UnitCosts& costs, const UnitMemory& memory,
                    const UnitMemory* table) {
     ChunkCosts c{.saved = memory.saved - memory.offloaded, .input = memory.input};
+    const double before = now_->update;
     add_compute(unit, costs, memory, c);
     const double share = exchange_.share();
     const auto of_readers = [this](ShardGroups shard_groups) {
@@ -320,6 +321,7 @@ class Costing {
     StateBytes experts = memory.experts;  // counted whole
     experts.matrix /= static_cast<double>(experts_.parts.ranks);
     add_state(experts, share, experts_, c);
+    c.update = now_->update - before;
     return c;
   }
 
@@ -613,10 +615,11 @@ QuickForecast Forecaster::quick(const ParallelConfig& parallel) const {
   const bool each = full && parallel.reshard;  // gathered twice for each microbatch
   const auto M = static_cast<double>(work_.microbatches);
   QuickForecast out;
+  const bool early = work_.updates_in_backward && work_.microbatches == 1;
   for (int rank = 0; rank < work_.ranks; ++rank) {
     const StepCosts& own = costs[static_cast<size_t>(rank)];
     double forward = 0, backward = 0, weight = 0, gather = 0, reduce = 0, replicate = 0;
-    double memory = 0, widest = 0;
+    double memory = 0, widest = 0, gradients = 0;
     for (size_t u = 0; u < own.chunks.size(); ++u) {
       if (ranks[u] != rank) continue;
       const ChunkCosts& c = own.chunks[u];
@@ -630,10 +633,12 @@ QuickForecast Forecaster::quick(const ParallelConfig& parallel) const {
       replicate += c.replicate;
       const auto stage = static_cast<size_t>(pipeline ? work_.stages[u] : 0);
       const double graphs = pipeline ? std::min<double>(graphs_[stage], M) : 1;
-      memory += c.state + (each ? c.owned : c.values) + std::max(c.gradient, c.sum) +
-                graphs * (again ? c.input : c.saved);
+      memory += c.state + (each ? c.owned : c.values) + graphs * (again ? c.input : c.saved);
+      const double gradient = std::max(c.gradient, c.sum);  // early ones: of two units
+      gradients = early ? std::max(gradients, 2 * gradient) : gradients + gradient;
       widest = std::max(widest, c.values);
     }
+    memory += gradients;
     if (each) memory += 2 * widest;
     const double computed = M * (forward + backward);
     const double sums = sums_each(parallel) ? M : 1;

@@ -673,5 +673,21 @@ TEST(LayoutForecast, ATiedTableIsHeldByBothEndsOfAPipeline) {
   }
 }
 
+TEST(LayoutForecast, UpdatesInBackwardKeepTheGradientsOfTwoUnits) {
+  const auto of = [](const std::string& more) {
+    return recipe_of(
+        "model: {preset: olmoe-1b-7b}\nparallel: {expert: 1, shard: zero1}\n"
+        "train: {clip: 0, global_batch: 2, micro_batch: 1, recompute: '1'" +
+        more + "}");
+  };
+  const Machine machine = products_alone();
+  const Recipe plain = of(""), early = of(", update: in_backward");
+  const LayoutForecast whole = forecast_layout(plain, 2, machine, true),
+                       less = forecast_layout(early, 2, machine, true);
+  EXPECT_LT(less.rank.peak.total(), whole.rank.peak.total());
+  EXPECT_LT(less.rank.peak.gradients, 0.4 * whole.rank.peak.gradients);
+  EXPECT_LE(less.rank.seconds, 1.01 * whole.rank.seconds);
+}
+
 }  // namespace
 }  // namespace troupe

@@ -27,6 +27,7 @@ StepWork step_work(const Recipe& recipe, const ParallelConfig& parallel) {
   StepWork out{.chunks = static_cast<int>(costs_of(model).units.size())};
   if (parallel.pipeline > 1) out = stages_of(parallel, model);
   out.beside = parallel.overlap == Overlap::kExperts;
+  out.updates_in_backward = recipe.train.update == UpdatePlace::kInBackward;
   const std::vector<bool> again = recomputed_blocks(recipe);
   for (size_t layer = 0; layer < again.size(); ++layer) {
     if (again[layer]) out.recomputed.push_back(static_cast<int>(layer) + 1);

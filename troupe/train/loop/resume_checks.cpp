@@ -125,6 +125,9 @@ void require_counters(const TrainState& state, int64_t step, const std::string& 
   if (!(state.loss_scale.scale > 0)) {
     fail(Code::kDamagedCheckpoint, folder, "its state has a loss scale of", state.loss_scale.scale);
   }
+  if (!(state.last_norm >= 0)) {
+    fail(Code::kDamagedCheckpoint, folder, "its state has a gradient norm of", state.last_norm);
+  }
   if (state.done.steps != step) {
     fail(Code::kDamagedCheckpoint, folder, "is of step", step, "and its state of step",
          state.done.steps);
@@ -132,7 +135,8 @@ void require_counters(const TrainState& state, int64_t step, const std::string& 
 }
 
 TrainState read_state(const Manifest& manifest, const std::string& folder) {
-  constexpr std::array<std::string_view, 4> kLater = {"run", "save_seconds", "rebalance", "reruns"};
+  constexpr std::array<std::string_view, 5> kLater = {"run", "save_seconds", "rebalance", "reruns",
+                                                      "last_norm"};
   const auto is_missing = [&](const Yaml::Field& field) {
     return std::ranges::find(kLater, field.name) != kLater.end() &&
            std::ranges::find(manifest.scalars.fields, field.name, &Yaml::Field::name) ==

@@ -119,12 +119,18 @@ void RunLogger::note_step(const StepReport& report, const Feed& feed) {
 void RunLogger::note_nonfinite(const StepReport& report, const Feed& feed) {
   const std::string step = run_.step();
   const std::string where = report.first_bad.empty() ? "" : " First: " + report.first_bad + ".";
+  const std::string changed =
+      report.units_updated > 0
+          ? ", found behind the update of " + std::to_string(report.units_updated) +
+                " units (train.update: in_backward), which stay updated; the others are unchanged."
+          : ", found before the update; weights are unchanged.";
   const std::string what = "non-finite " +
-                           std::string(std::isfinite(report.loss) ? "gradient" : "loss") +
-                           ", found before the update; weights are unchanged." + where;
+                           std::string(std::isfinite(report.loss) ? "gradient" : "loss") + changed +
+                           where;
   LogRecord record;
   record.add("event", std::string_view("nonfinite"));
   record.add("first", report.first_bad);
+  if (report.units_updated > 0) record.add("units_updated", report.units_updated);
   record.add("first_sample", feed.first_sample);
   record.add("samples", feed.samples);
   event(std::move(record));

@@ -136,6 +136,21 @@ std::string state_offload_line(const TrainConfig& train, const c10::Device& devi
          "through the GPU; weights and gradients stay there";
 }
 
+std::string update_line(const TrainConfig& train, int64_t microbatches) {
+  const bool by_last = train.clip > 0 && train.clip_by == ClipBy::kLastStep;
+  const std::string clip =
+      by_last
+          ? "gradients are clipped by the norm of the step before, those of the first not at all"
+          : "gradients are not clipped";
+  if (train.update != UpdatePlace::kInBackward) return by_last ? "clipping: " + clip : "";
+  std::string out = "update in backward: each layer's as soon as its gradient is whole; " + clip;
+  if (microbatches > 1) {
+    out += "; gradients of all layers are kept until the last of " + std::to_string(microbatches) +
+           " microbatches, which saves no memory: one microbatch a step does";
+  }
+  return out;
+}
+
 std::string frozen_line(const ModelLora& lora, Learner& learner) {
   if (!lora.on()) return {};
   int64_t packed = 0, whole = 0;

@@ -45,6 +45,10 @@ std::string offloaded_line(int64_t bytes);
 // train.offload_state: where masters and moments are. Empty without it.
 std::string state_offload_line(const TrainConfig& train, const c10::Device& device);
 
+// train.update in_backward: what it keeps and by which norm it clips. Empty without it, and without
+// train.clip_by last_step. `microbatches`: of a step, on this rank.
+std::string update_line(const TrainConfig& train, int64_t microbatches);
+
 // "frozen weights: 168.0 MiB in nf4 (experts, attention), 35.2 MiB in bf16": of this rank, with
 // model.lora. Empty without it.
 std::string frozen_line(const ModelLora& lora, Learner& learner);

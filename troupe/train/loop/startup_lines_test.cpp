@@ -106,5 +106,19 @@ TEST(StartLines, ContextRanksHaveChunksOfRows) {
   EXPECT_EQ(longest_segment(4096, parallel), (AttentionSegment{0, 4096, 0, 0}));
 }
 
+TEST(StartLines, UpdatesInBackwardAreToldWithTheirClipping) {
+  TrainConfig train;
+  EXPECT_EQ(update_line(train, 1), "");
+  train.clip_by = ClipBy::kLastStep;
+  EXPECT_NE(update_line(train, 1).find("the norm of the step before"), std::string::npos);
+  train.update = UpdatePlace::kInBackward;
+  EXPECT_NE(update_line(train, 1).find("clipped by the norm of the step before"),
+            std::string::npos);
+  EXPECT_EQ(update_line(train, 1).find("saves no memory"), std::string::npos);
+  EXPECT_NE(update_line(train, 4).find("4 microbatches, which saves no memory"), std::string::npos);
+  train.clip = 0;
+  EXPECT_NE(update_line(train, 1).find("gradients are not clipped"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace troupe

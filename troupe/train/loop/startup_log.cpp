@@ -91,6 +91,9 @@ void log_notes(const RunStart& start) {
   const std::string state = state_offload_line(recipe.train, learner.device());
   if (!state.empty()) learner.device().is_cpu() ? log.warning(state) : log.info(state);
   if (!offload.empty()) learner.device().is_cpu() ? log.warning(offload) : log.info(offload);
+  const std::string update =
+      update_line(recipe.train, plan.batch / plan.micro_batch / setup.state.data_ranks());
+  if (!update.empty()) log.info(update);
   if (recipe.run.trial_kernels) {
     log.warning(learner.device().is_cuda()
                     ? "run.trial_kernels: kernels on trial run where there are any, in "

@@ -56,6 +56,8 @@ struct StepReport {
   double lr = 0, weight_decay = 0;
   bool finite = true;
   bool skipped = false;
+  // train.update in_backward: units whose weights were updated before the step was judged.
+  int64_t units_updated = 0;
   std::string spike;      // description of a loss or gradient spike; empty: none
   std::string first_bad;  // non-finite step: where it began, and whether a replay reproduces it
   int64_t tokens = 0;     // in the global batch

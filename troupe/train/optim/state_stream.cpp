@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "troupe/core/check.h"
 #include "troupe/core/number/moment8.h"
@@ -52,6 +53,12 @@ void add_windows(const ParamStore& store, const Optimizer& optimizer, size_t buc
   if (before > from) out.push_back({bucket, from, before - from});
 }
 
+std::vector<int64_t> all_buckets(const ParamStore& store) {
+  std::vector<int64_t> out(store.buckets().size());
+  std::iota(out.begin(), out.end(), int64_t{0});
+  return out;
+}
+
 // f(host, here) for each buffer of a bucket that is in host memory: the window's part of it, and the
 // window's own.
 template <class F>
@@ -81,13 +88,18 @@ Bucket window_on(const Bucket& b, const StateWindow& w) {
 }  // namespace
 
 std::vector<StateWindow> state_windows(const ParamStore& store, const Optimizer& optimizer,
-                                       int64_t piece) {
+                                       int64_t piece, const std::vector<int64_t>& buckets) {
   TROUPE_CHECK(piece > 0, "windows of", piece, "elements");
   std::vector<StateWindow> out;
-  for (size_t i = 0; i < store.buckets().size(); ++i) {
-    add_windows(store, optimizer, i, rounded_to(piece, kMomentBlock), out);
+  for (const int64_t i : buckets) {
+    add_windows(store, optimizer, static_cast<size_t>(i), rounded_to(piece, kMomentBlock), out);
   }
   return out;
+}
+
+std::vector<StateWindow> state_windows(const ParamStore& store, const Optimizer& optimizer,
+                                       int64_t piece) {
+  return state_windows(store, optimizer, piece, all_buckets(store));
 }
 
 int64_t window_bytes(const Bucket& b, const StateWindow& w) {
@@ -125,22 +137,29 @@ void StateStream::put_back(const Bucket& b, const StateWindow& w, Buffer& buffer
   });
 }
 
-void StateStream::update(ParamStore& store, Optimizer& optimizer,
-                         const std::function<UpdateStep(const Bucket&)>& step_of) {
+// One allocation each, as large as any window of the store, so that windows of all units fit.
+void StateStream::make_buffers(const ParamStore& store, const Optimizer& optimizer) {
+  int64_t most = 0;
+  for (const StateWindow& w : state_windows(store, optimizer, piece_)) {
+    most = std::max(most, window_bytes(store.buckets()[w.bucket], w));
+  }
+  buffers_.reserve(kBuffers);
+  for (size_t i = 0; i < kBuffers; ++i) {
+    buffers_.emplace_back();
+    buffers_.back().bytes = at::empty({most}, at::TensorOptions(at::kByte).device(device_));
+  }
+  next_ = 0;
+}
+
+void StateStream::issue(ParamStore& store, Optimizer& optimizer,
+                        const std::vector<int64_t>& buckets, const StepOf& step_of) {
   const at::NoGradGuard no_grad;
-  const std::vector<StateWindow> windows = state_windows(store, optimizer, piece_);
+  if (buffers_.empty()) make_buffers(store, optimizer);
+  const std::vector<StateWindow> windows = state_windows(store, optimizer, piece_, buckets);
   const auto bucket_of = [&](size_t i) -> const Bucket& {
     return store.buckets()[windows[i].bucket];
   };
-  int64_t most = 0;
-  for (size_t i = 0; i < windows.size(); ++i) {
-    most = std::max(most, window_bytes(bucket_of(i), windows[i]));
-  }
-  std::array<Buffer, kBuffers> buffers;
-  for (Buffer& buffer : buffers) {
-    buffer.bytes = at::empty({most}, at::TensorOptions(at::kByte).device(device_));
-  }
-  const auto buffer_of = [&](size_t i) -> Buffer& { return buffers[i % kBuffers]; };
+  const auto buffer_of = [&](size_t i) -> Buffer& { return buffers_[(next_ + i) % kBuffers]; };
   for (size_t i = 0; i < windows.size(); ++i) {
     if (i == 0) bring(bucket_of(0), windows[0], buffer_of(0));
     if (i + 1 < windows.size()) bring(bucket_of(i + 1), windows[i + 1], buffer_of(i + 1));
@@ -148,9 +167,19 @@ void StateStream::update(ParamStore& store, Optimizer& optimizer,
     optimizer.update(store, buffer_of(i).bucket, step_of(bucket_of(i)));
     put_back(bucket_of(i), windows[i], buffer_of(i));
   }
+  next_ = (next_ + windows.size()) % kBuffers;
+  for (const int64_t i : buckets) store.buckets()[static_cast<size_t>(i)].stale = true;
+}
+
+void StateStream::finish() {
   in_.finish();
   out_.finish();
-  for (Bucket& b : store.buckets()) b.stale = true;
+  buffers_.clear();
+}
+
+void StateStream::update(ParamStore& store, Optimizer& optimizer, const StepOf& step_of) {
+  issue(store, optimizer, all_buckets(store), step_of);
+  finish();
 }
 
 }  // namespace troupe

@@ -13,13 +13,15 @@
 //                its matrices (muon gathers the directions of a bucket)
 // State of a row or a matrix (Optimizer::slot_states) stays on the device.
 //
+// With train.update in_backward buckets of one unit come at a time, on a stream beside backward; the
+// buffers, and the windows in them, go on from unit to unit until finish().
+//
 // On a CPU the copies are made within host memory: nothing is saved there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -38,11 +40,15 @@ struct StateWindow {
 // All of a store's, in order. `piece`: rounded up to blocks.
 std::vector<StateWindow> state_windows(const ParamStore& store, const Optimizer& optimizer,
                                        int64_t piece);
+// The same of some buckets.
+std::vector<StateWindow> state_windows(const ParamStore& store, const Optimizer& optimizer,
+                                       int64_t piece, const std::vector<int64_t>& buckets);
 // Of one window, one way.
 int64_t window_bytes(const Bucket& bucket, const StateWindow& window);
 
 class StateStream {
  public:
+  using StepOf = std::function<UpdateStep(const Bucket&)>;
   static constexpr int64_t kPiece = int64_t{1} << 22;  // elements
   static constexpr size_t kBuffers = 3;
 
@@ -50,8 +56,12 @@ class StateStream {
 
   // Updates all buckets. When it returns host memory holds the new state: checkpoints, hashes and
   // moves of experts read it there.
-  void update(ParamStore& store, Optimizer& optimizer,
-              const std::function<UpdateStep(const Bucket&)>& step_of);
+  void update(ParamStore& store, Optimizer& optimizer, const StepOf& step_of);
+  // Issues the update of some buckets on the current stream, the same for all calls until finish(),
+  // behind which host memory holds the new state.
+  void issue(ParamStore& store, Optimizer& optimizer, const std::vector<int64_t>& buckets,
+             const StepOf& step_of);
+  void finish();
 
  private:
   struct Buffer {
@@ -59,12 +69,15 @@ class StateStream {
     Bucket bucket = {};  // the window that is in it
     CopyMark arrived = {}, left = {};
   };
+  void make_buffers(const ParamStore& store, const Optimizer& optimizer);
   void bring(const Bucket& bucket, const StateWindow& window, Buffer& buffer);
   void put_back(const Bucket& bucket, const StateWindow& window, Buffer& buffer);
 
   c10::Device device_;
   int64_t piece_;
   CopyLane in_, out_;
+  std::vector<Buffer> buffers_ = {};  // kBuffers between the first issue() and finish()
+  size_t next_ = 0;                   // the buffer of the next window
 };
 
 }  // namespace troupe

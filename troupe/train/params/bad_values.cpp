@@ -16,7 +16,7 @@ int64_t bad_count(const at::Tensor& x) {
 void add_bad(std::vector<BadValue>& out, const NamedParam& named, const at::Tensor& values,
              const OwnedRange& range) {
   const auto& [name, param, unit] = named;
-  if (values.numel() == 0 || bad_count(values) == 0) return;
+  if (!values.defined() || values.numel() == 0 || bad_count(values) == 0) return;
   if (!param->per_expert) {
     out.push_back({name, bad_count(values), values.numel()});
     return;

@@ -54,7 +54,7 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
     }
     const Bucket wanted{.key = key_of(named),
                         .dtype = p.fp32 ? at::kFloat : options.dtype().toScalarType(),
-                        .unit = sharing_.alone ? -1 : named.unit,
+                        .unit = sharing_.alone && !sharing_.by_unit ? -1 : named.unit,
                         .mesh = mesh_of(named)};
     auto bucket = std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
       return b.key == wanted.key && b.dtype == wanted.dtype && b.unit == wanted.unit &&

@@ -50,6 +50,7 @@ struct ShardMeshes {
 struct Sharing {
   bool alone = true;  // one rank: nothing below counts
   bool full = false;
+  bool by_unit = false;  // alone too a bucket holds the parameters of one unit
   ShardMeshes meshes = {};
   // The type in which gradients are summed between ranks; f64 for a model in f64.
   at::ScalarType sum_type = at::kFloat;

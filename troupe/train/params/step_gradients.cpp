@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "troupe/core/check.h"
@@ -52,6 +53,7 @@ void StepGradients::begin_step() {
     states_.push_back(b.summed ? State::kLocal : State::kWhole);
   }
   closed_.assign(buckets_.size(), 0);
+  released_.assign(buckets_.size(), 0);
 }
 
 void StepGradients::add(int64_t slot, const at::Tensor& grad) {
@@ -75,30 +77,56 @@ void StepGradients::add(int64_t slot, const at::Tensor& grad) {
 }
 
 void StepGradients::end_step() {
-  finish_all();
+  std::vector<int64_t> left;
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    if (released_[i] == 0) left.push_back(static_cast<int64_t>(i));
+  }
+  settle(left);
+}
+
+void StepGradients::settle(const std::vector<int64_t>& buckets) {
+  const auto is_asked = [&](const auto& sum) {
+    return std::ranges::find(buckets, sum.bucket) != buckets.end();
+  };
+  for (Reduction& r : reductions_) {
+    if (is_asked(r)) finish(r);
+  }
+  std::erase_if(reductions_, is_asked);
   for (ReplicaSum& sum : replica_sums_) {
+    if (!is_asked(sum)) continue;
     sum.pending.wait();
     Bucket& b = bucket(sum.bucket);
     b.grad = sum.sent.to(wide_type(b.own));
     states_[static_cast<size_t>(sum.bucket)] = State::kWhole;
   }
-  replica_sums_.clear();
-  for (size_t i = 0; i < buckets_.size(); ++i) {
-    Bucket& b = buckets_[i];
-    if (b.summed) {
-      check_whole(b, states_[i]);
-      if (!b.grad.defined()) b.grad = at::zeros_like(b.own, at::TensorOptions(wide_type(b.own)));
-      for (const int64_t s : b.members) {
-        grads_[static_cast<size_t>(s)] = owned_part(slots_[static_cast<size_t>(s)], b, b.grad);
-      }
-      continue;
+  std::erase_if(replica_sums_, is_asked);
+  for (const int64_t i : buckets) complete(static_cast<size_t>(i));
+}
+
+void StepGradients::complete(size_t i) {
+  Bucket& b = buckets_[i];
+  if (b.summed) {
+    check_whole(b, states_[i]);
+    if (!b.grad.defined()) b.grad = at::zeros_like(b.own, at::TensorOptions(wide_type(b.own)));
+    for (const int64_t s : b.members) {
+      grads_[static_cast<size_t>(s)] = owned_part(slots_[static_cast<size_t>(s)], b, b.grad);
     }
-    for (const int64_t m : b.members) {
-      const auto s = static_cast<size_t>(m);
-      if (grads_[s].defined()) continue;
-      const at::Tensor& value = slots_[s].named.param->value;
-      grads_[s] = at::zeros({value.numel()}, value.options().dtype(wide_type(value)));
-    }
+    return;
+  }
+  for (const int64_t m : b.members) {
+    const auto s = static_cast<size_t>(m);
+    if (grads_[s].defined()) continue;
+    const at::Tensor& value = slots_[s].named.param->value;
+    grads_[s] = at::zeros({value.numel()}, value.options().dtype(wide_type(value)));
+  }
+}
+
+void StepGradients::release(const std::vector<int64_t>& buckets) {
+  for (const int64_t i : buckets) {
+    Bucket& b = bucket(i);
+    b.grad.reset();
+    for (const int64_t s : b.members) grads_[static_cast<size_t>(s)].reset();
+    closed_[static_cast<size_t>(i)] = released_[static_cast<size_t>(i)] = 1;
   }
 }
 
@@ -139,6 +167,20 @@ std::vector<at::Tensor> StepGradients::counted() const {
       continue;
     }
     for (const int64_t s : b.members) out.push_back(grads_[static_cast<size_t>(s)]);
+  }
+  return out;
+}
+
+std::map<StepGradients::Place, at::Tensor> StepGradients::counted_of(
+    const std::vector<int64_t>& buckets) const {
+  std::map<Place, at::Tensor> out;
+  for (const int64_t i : buckets) {
+    const Bucket& b = buckets_[static_cast<size_t>(i)];
+    if (b.summed) {
+      if (b.mesh.replicate->rank() == 0) out[{i, -1}] = b.grad;
+      continue;
+    }
+    for (const int64_t s : b.members) out[{alone_ ? 0 : i, s}] = grads_[static_cast<size_t>(s)];
   }
   return out;
 }

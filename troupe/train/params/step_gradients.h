@@ -15,7 +15,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/distributed/group/process_group.h"
@@ -40,6 +42,10 @@ class StepGradients {
   // begin then, are waited for by end_step(). Nothing where a bucket has no other ranks.
   void reduce(const std::vector<int64_t>& buckets, bool last);
   void end_step();
+  // end_step() of some buckets, whose last reductions have begun; and, when they are updated, the
+  // end of their gradients, which end_step() leaves out.
+  void settle(const std::vector<int64_t>& buckets);
+  void release(const std::vector<int64_t>& buckets);
   // As a step of one rank alone that ended with these: whose gradients counted() gave, and something
   // else has made them anew in the same memory.
   void hold(const std::vector<at::Tensor>& gradients);
@@ -48,6 +54,9 @@ class StepGradients {
   const at::Tensor& of(int64_t slot) const;
   // What this rank counts in the norm: each element of each parameter on one rank alone.
   std::vector<at::Tensor> counted() const;
+  // The same of some buckets, each by its place among all: the smaller place comes first there.
+  using Place = std::pair<int64_t, int64_t>;
+  std::map<Place, at::Tensor> counted_of(const std::vector<int64_t>& buckets) const;
 
  private:
   enum class State : uint8_t { kLocal, kShare, kWhole };
@@ -66,6 +75,7 @@ class StepGradients {
   at::Tensor take(const Bucket& bucket);  // [size], in the type of sums
   void finish(Reduction& reduction);
   void finish_all();
+  void complete(size_t bucket);
   void check_whole(const Bucket& bucket, State state) const;
   const std::string& name_of(int64_t slot) const;
   Bucket& bucket(int64_t index) { return buckets_[static_cast<size_t>(index)]; }
@@ -78,6 +88,7 @@ class StepGradients {
   std::vector<char> is_sum_;       // of each slot: its gradient is a sum that we made
   std::vector<State> states_;      // of each bucket; kWhole where no ranks sum it
   std::vector<char> closed_;       // of each bucket: its last reduction has begun
+  std::vector<char> released_;     // of each bucket
   std::vector<Reduction> reductions_;
   std::vector<ReplicaSum> replica_sums_;  // under way until the step's end
 };

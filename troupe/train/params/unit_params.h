@@ -28,6 +28,7 @@ class UnitParams {
   void need(int unit) { store_.need(buckets_.at(unit)); }
   void gather(int owner) { store_.gather(owned_buckets_.at(owner)); }
   void drop(int owner) { store_.drop(owned_buckets_.at(owner)); }
+  const std::vector<int64_t>& buckets_of(int owner) const { return owned_buckets_.at(owner); }
   void reduce(int owner, bool last) { store_.gradients().reduce(owned_buckets_.at(owner), last); }
 
  private:

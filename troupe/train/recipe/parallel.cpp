@@ -413,6 +413,16 @@ std::vector<std::string> pair_faults(const ParallelConfig& c, const LayoutNeeds&
   return out;
 }
 
+// Ranks of a pipeline have other units, and would not come to their updates together.
+std::vector<std::string> in_backward_faults(const ParallelConfig& c, const LayoutNeeds& needs) {
+  if (!needs.in_backward || c.pipeline <= 1) return {};
+  return {
+      key_fault("pipeline", std::to_string(c.pipeline) +
+                                " stages judge different layers at a time, and train.update "
+                                "in_backward judges each with all ranks: use 1, with "
+                                "parallel.shard full or zero1, or train.update after_backward")};
+}
+
 // Faults of `config`, resolved as `c`: its stages, and how the axes divide the ranks.
 std::vector<std::string> group_faults(const ParallelConfig& config, const ParallelConfig& c,
                                       const LayoutNeeds& needs) {
@@ -472,9 +482,9 @@ std::vector<std::string> slice_faults(const ParallelConfig& c, const LayoutNeeds
 std::vector<std::string> layout_faults(const ParallelConfig& config, const LayoutNeeds& needs) {
   const ParallelConfig c = resolved(config, needs);
   std::vector<std::string> out = group_faults(config, c, needs);
-  for (const auto& faults :
-       {tensor_faults(c, needs), context_faults(c, needs), slice_faults(c, needs),
-        overlap_faults(c), teacher_faults(c, needs), pair_faults(c, needs)}) {
+  for (const auto& faults : {tensor_faults(c, needs), context_faults(c, needs),
+                             slice_faults(c, needs), overlap_faults(c), teacher_faults(c, needs),
+                             pair_faults(c, needs), in_backward_faults(c, needs)}) {
     out.insert(out.end(), faults.begin(), faults.end());
   }
   const int64_t sharers = c.tensor * c.context * c.pipeline, wanted = c.data * sharers;

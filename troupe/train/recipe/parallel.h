@@ -206,6 +206,7 @@ struct LayoutNeeds {
   std::string optimizer = {};                           // its name, for messages
   int64_t sequence = 0;                                 // tokens of a row; 0: not known
   bool latent = false, teacher = false, pairs = false;  // attention of latents; train.teacher; dpo
+  bool in_backward = false;                             // train.update
   double attention_dropout = 0;
   int64_t layers = 0, mtp = 0;       // blocks and MTP modules of the model
   std::vector<UnitLoad> loads = {};  // of its units, for the choice of stages

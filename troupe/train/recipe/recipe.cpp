@@ -13,6 +13,7 @@
 #include "troupe/train/recipe/graph_faults.h"
 #include "troupe/train/recipe/offload_faults.h"
 #include "troupe/train/recipe/problems.h"
+#include "troupe/train/recipe/update_faults.h"
 
 namespace troupe {
 
@@ -170,6 +171,7 @@ void check_train(const Recipe& r, Problems& problems) {
   check_teacher(r, problems);
   for (const auto& [path, why] : preference_faults(r)) problems.add(path, why);
   problems.add_all("train.cuda_graph", graph_faults(r));
+  for (const auto& [path, why] : update_faults(r)) problems.add(path, why);
   if (problems.empty()) problems.add_all("train.offload_layers", offload_faults(r));
   if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));
 }

@@ -26,6 +26,7 @@
 #include "troupe/train/optim/loss_mean.h"
 #include "troupe/train/optim/lr_schedule.h"
 #include "troupe/train/optim/optimizer.h"
+#include "troupe/train/optim/update_place.h"
 #include "troupe/train/recipe/fp8.h"
 #include "troupe/train/recipe/parallel.h"
 #include "troupe/train/recipe/precision.h"
@@ -49,6 +50,8 @@ struct TrainConfig {
   LrConfig schedule = CosineLr{};
   LossMean loss_mean = LossMean::kTokens;
   double clip = 1;  // of the global gradient norm; 0: none
+  ClipBy clip_by = ClipBy::kThisStep;
+  UpdatePlace update = UpdatePlace::kAfterBackward;
   uint64_t seed = 1;
   std::optional<BatchRamp> batch_ramp = {};
   std::string recompute = "none";  // blocks to recompute, as of model.moe.layers; "1": all
@@ -80,6 +83,13 @@ struct TrainConfig {
     f("loss_mean", c.loss_mean,
       "Mean over all target tokens of a step (tokens), or over its microbatches' means.");
     f("clip", c.clip, "Maximum global gradient norm; 0: off.");
+    f("clip_by", c.clip_by,
+      "Whose norm clips: this_step's own, or last_step's, which is known before backward; the "
+      "first "
+      "step is then not clipped.");
+    f("update", c.update,
+      "When weights are updated: after_backward, or in_backward, each layer's as soon as its "
+      "gradient is whole, which then goes. Not with clipping by this_step.");
     f("seed", c.seed, "Seed of weights, sample order and noise.");
     f("batch_ramp", c.batch_ramp, "Batch size ramp-up at the start; null: off.");
     f("recompute", c.recompute,

@@ -193,12 +193,7 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
     if (moves(action)) continue;
     switch (action.kind) {
       case Kind::kReduce: reduce(action, input); break;
-      case Kind::kUpdate: {
-        const PhaseTimer timer = timed(Phase::kOptim, &PhaseSeconds::update);
-        store_.gradients().end_step();
-        if (handlers.update) handlers.update(out_);
-        break;
-      }
+      case Kind::kUpdate: update(action, handlers); break;
       case Kind::kSnapshot:
         if (handlers.snapshot) handlers.snapshot();
         break;
@@ -288,6 +283,20 @@ void Executor::reduce(const Action& action, const StepInput& input) {
   const bool last =
       action.microbatch < 0 || action.microbatch + 1 == static_cast<int>(input.microbatches.size());
   params_.reduce(action.chunk, last);
+}
+
+void Executor::update(const Action& action, const Handlers& handlers) {
+  const PhaseTimer timer = timed(Phase::kOptim, &PhaseSeconds::update, action.chunk);
+  StepGradients& gradients = store_.gradients();
+  if (action.chunk < 0) {
+    gradients.end_step();
+    if (handlers.update) handlers.update(out_);
+    return;
+  }
+  const std::vector<int64_t>& buckets = params_.buckets_of(action.chunk);
+  gradients.settle(buckets);
+  if (handlers.update_unit) handlers.update_unit(buckets, out_);
+  gradients.release(buckets);
 }
 
 void Executor::forward(const Action& action, const StepInput& input, bool light) {

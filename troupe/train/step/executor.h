@@ -77,6 +77,8 @@ class Executor {
  public:
   struct Handlers {
     std::function<void(const StepOutput&)> update = {};
+    // The update of one owner's buckets in backward (U with a chunk), whose gradients go behind it.
+    std::function<void(const std::vector<int64_t>& buckets, const StepOutput&)> update_unit = {};
     std::function<void()> snapshot = {};
     // A parameter's gradient of one microbatch on this rank, before it is added to others.
     std::function<void(const Action&, int64_t slot, const at::Tensor& gradient)> gradient = {};
@@ -123,6 +125,7 @@ class Executor {
   void backward(const Action& action, const StepInput& input, const Handlers& handlers);
   void backward_weight(const Action& action, const Handlers& handlers);
   void reduce(const Action& action, const StepInput& input);
+  void update(const Action& action, const Handlers& handlers);
   void find_next_backwards(const std::vector<Action>& list);
   void offload_behind(const Action& forward);
   // Runs an action that every list has: a gather, free or transfer. False: it is none of them.

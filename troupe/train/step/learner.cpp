@@ -114,9 +114,12 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
     p.frozen |= is_frozen(base, name);
     params.push_back({name, &p, first.at(name)});
   });
+  const bool in_backward = recipe_.train.update == UpdatePlace::kInBackward;
+  Sharing sharing = setup_->sharing;
+  sharing.by_unit = in_backward;
   store_ = std::make_unique<ParamStore>(
       std::move(params), at::TensorOptions(type_of(precision_)).device(device_),
-      [&](const NamedParam& named) { return bucket_key(base, named); }, setup_->sharing,
+      [&](const NamedParam& named) { return bucket_key(base, named); }, std::move(sharing),
       recipe_.train.offload_state ? StateHome::kHost : StateHome::kDevice);
   store_->initialize_all(recipe_.train.seed);
   histories_ = fp8_histories(*model_);
@@ -130,6 +133,7 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
     executor_->offload(offloaded_units(recipe_), std::make_unique<ActivationOffload>(device_));
   }
   if (recipe_.train.offload_state) stream_ = std::make_unique<StateStream>(device_);
+  if (in_backward) units_ = std::make_unique<UnitUpdates>(device_);
   update_ = std::make_unique<StepUpdate>(StepUpdate::Run{.recipe = recipe_,
                                                          .precision = precision_,
                                                          .setup = *setup_,
@@ -137,7 +141,8 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
                                                          .model = *model_,
                                                          .store = *store_,
                                                          .optimizer = *optimizer_,
-                                                         .stream = stream_.get()});
+                                                         .stream = stream_.get(),
+                                                         .units = units_.get()});
   if (recipe_.train.cuda_graph && why_no_graph(setup_->state.alone(), device_, faults_).empty()) {
     StepUpdate* const captured = update_in_graph(recipe_.train.optimizer) ? update_.get() : nullptr;
     graph_ = std::make_unique<StepGraph>(*model_, *store_, *executor_, captured,
@@ -212,13 +217,16 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
       // Not asked again where a step is repeated.
       if (votes && !std::exchange(asked, true)) own = votes();
     };
-    const Executor::Handlers handlers{.update =
-                                          [&](const StepOutput& output) {
-                                            gradients_are_whole();
-                                            update_->run(output, own, state, report);
-                                          },
-                                      .gradient = {},
-                                      .both = both_of(setup_->turns)};
+    const Executor::Handlers handlers{
+        .update =
+            [&](const StepOutput& output) {
+              gradients_are_whole();
+              update_->run(output, own, state, report);
+            },
+        .update_unit = [&](const std::vector<int64_t>& buckets,
+                           const StepOutput& output) { update_->run_unit(buckets, output, state); },
+        .gradient = {},
+        .both = both_of(setup_->turns)};
     if (!graph_) return executor_->run(list, input, handlers);
     return graph_->run(list, input, handlers,
                        {.numbers = [&] { return update_->numbers(state); },

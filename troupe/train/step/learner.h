@@ -109,6 +109,7 @@ class Learner {
   std::shared_ptr<const ParallelSetup> setup_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<StateStream> stream_;  // null: the optimizer's state is on the device
+  std::unique_ptr<UnitUpdates> units_;   // null: all are updated after backward
   std::unique_ptr<StepUpdate> update_;
   std::unique_ptr<const Teacher> teacher_;  // null: none, or the head is another rank's
   std::unique_ptr<StepGraph> graph_;        // null: steps are eager

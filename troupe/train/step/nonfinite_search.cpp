@@ -24,7 +24,10 @@ std::string NonfiniteSearch::first(const Feed& feed, const StepInput& input) con
   const auto gradients = bad_gradients(store_);
   Finding found = bad_forward(feed, input);
   // Looked at by all where there are several: a step between ranks takes all of them.
-  if (!gradients.empty() || !parallel_.alone()) {
+  const bool gone = std::ranges::any_of(training_, [](const Action& a) {
+    return a.kind == Kind::kUpdate && a.chunk >= 0;  // gradients, with the update of their unit
+  });
+  if (gone || !gradients.empty() || !parallel_.alone()) {
     found.first_of(bad_gradient(input));
     // The previous step's gradient, summed over ranks: the rank that owns this part of it sees it.
     if (!gradients.empty()) {
@@ -44,6 +47,7 @@ std::string NonfiniteSearch::first(const Feed& feed, const StepInput& input) con
       parallel_.all_gather_texts("bad values", found.key() + found.what);
   const auto first = std::min_element(all.begin(), all.end());
   const std::string what = first->substr(found.key().size());
+  if (what.empty() && gone) return "not found: replayed, behind the step's updates, all is finite";
   if (what.empty()) return "the loss; replayed, its forward is finite: a passing fault";
   return parallel_.alone() ? what : "rank " + std::to_string(first - all.begin()) + ", " + what;
 }

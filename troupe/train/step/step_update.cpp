@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
@@ -83,11 +84,15 @@ void StepUpdate::run(const StepOutput& output, const std::vector<double>& votes,
                      StepReport& report) {
   const at::NoGradGuard no_grad;
   const double factor = unscale(state);
+  const bool by_last = run_.recipe.train.clip_by == ClipBy::kLastStep;
+  const at::Tensor last = by_last ? last_scale(state) : at::Tensor();
+  if (run_.units != nullptr) report.units_updated = run_.units->updated();
   const Measured found = measured(output, at::scalar_tensor(factor, at::kDouble), votes);
+  if (run_.stream != nullptr && run_.units != nullptr) run_.stream->finish();
   if (!judge(found.seen.cpu(), state, report)) return;
   if (!report.skipped) {
     const Rates now{report.lr, report.weight_decay};
-    update_all(now, found.scale * factor, state);
+    if (run_.units == nullptr) update_all(now, (by_last ? last : found.scale) * factor, state);
     spoil_first(run_.store, run_.faults.at("optim", state.done.steps));
   }
   count(state, report);
@@ -108,12 +113,55 @@ void StepUpdate::update_all(const Rates& rates, const at::Tensor& scale, const T
   }
 }
 
+// Of gradients, by the norm that was last finite; 1: there is none, or nothing clips.
+at::Tensor StepUpdate::last_scale(const TrainState& state) const {
+  const double clip = run_.recipe.train.clip, norm = state.last_norm;
+  const at::Tensor squares = at::full({1}, norm * norm, f64_on(run_.store.options().device()));
+  return clip_scale(squares, clip > 0 ? clip : std::numeric_limits<double>::infinity()).first;
+}
+
+void StepUpdate::run_unit(const std::vector<int64_t>& buckets, const StepOutput& output,
+                          const TrainState& state) {
+  const at::NoGradGuard no_grad;
+  ParamStore& store = run_.store;
+  std::vector<at::Tensor> held;
+  for (const int64_t i : buckets) {
+    for (const int64_t slot : store.buckets()[static_cast<size_t>(i)].members) {
+      held.push_back(store.gradients().of(slot));
+    }
+  }
+  const at::Tensor scale = last_scale(state);
+  const auto step_on = [&, now = rates(state.done)](const Bucket& b) {
+    UpdateStep step = step_of(b, state, now);
+    step.grad_scale = scale;
+    return step;
+  };
+  const auto update = [&] {
+    if (run_.stream != nullptr) return run_.stream->issue(store, run_.optimizer, buckets, step_on);
+    for (const int64_t i : buckets) {
+      Bucket& b = store.buckets()[static_cast<size_t>(i)];
+      run_.optimizer.update(store, b, step_on(b));
+      b.stale = true;
+    }
+  };
+  held.push_back(scale);
+  const SumOver sum = run_.setup.state.sum_over_all();
+  run_.units->run(
+      store.gradients(), buckets, held, output.loss,
+      [&](const at::Tensor& parts) { return summed(sum, parts); }, update);
+}
+
+at::Tensor StepUpdate::squares_of_step() {
+  if (run_.units != nullptr) return run_.units->end_step();
+  return sum_squares(run_.store.gradients().counted());
+}
+
 StepUpdate::Measured StepUpdate::measured(const StepOutput& output, const at::Tensor& factor,
                                           const std::vector<double>& votes) {
   const c10::Device device = run_.store.options().device();
   const double clip = run_.recipe.train.clip;
   const at::Tensor none = at::zeros({}, f64_on(device));  // the rank that has the head made them
-  const at::Tensor squares = sum_squares(run_.store.gradients().counted()).to(device);
+  const at::Tensor squares = squares_of_step().to(device);
   // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
   const auto here = [&](const at::Tensor& sum) { return sum.defined() ? sum : none; };
   std::vector<at::Tensor> own = {
@@ -157,6 +205,7 @@ bool StepUpdate::judge(const at::Tensor& seen, TrainState& state, StepReport& re
   report.mtp_loss = values[kMtpLoss];
   report.grad_norm = values[kNorm];
   report.finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
+  if (report.finite) state.last_norm = report.grad_norm;
   if (run_.precision == Precision::kFp16) {
     troupe::update(state.loss_scale, train.loss_scale, !report.finite);
   }

@@ -4,6 +4,9 @@
 // host judges, and issues the optimizer's kernels or does not. A gradient that is not finite never
 // reaches a weight, nor does a spike with train.spike.skip.
 //
+// With train.update in_backward units are updated before that (train/step/unit_updates.h): what run()
+// then does is to tell.
+//
 // In a CUDA graph (train/step/step_graph.h) nothing waits for the host. What differs from step to step,
 // numbers() in f64, is read on the device: 1 / the scale of the loss, the limits of loss and norm
 // above which the host would skip the step, and for each bucket the optimizer's constants. The
@@ -27,6 +30,7 @@
 #include "troupe/train/optim/state_stream.h"
 #include "troupe/train/params/param_store.h"
 #include "troupe/train/step/train_state.h"
+#include "troupe/train/step/unit_updates.h"
 
 namespace troupe {
 
@@ -42,12 +46,18 @@ class StepUpdate {
     ParamStore& store;
     Optimizer& optimizer;
     StateStream* stream = nullptr;  // null: state is on the device
+    UnitUpdates* units = nullptr;   // null: all are updated after backward
   };
   explicit StepUpdate(const Run& run) : run_(run) {}
 
   // Updates weights, `state` and `report`. `votes`: as of Learner::step.
   void run(const StepOutput& output, const std::vector<double>& votes, TrainState& state,
            StepReport& report);
+
+  // With `units`: the update of the buckets of a unit, whose gradients are whole and go behind it;
+  // run() then ends the step, and updates nothing.
+  void run_unit(const std::vector<int64_t>& buckets, const StepOutput& output,
+                const TrainState& state);
 
   // Of one rank alone, in a graph of an optimizer that update_in_graph() takes: measure() and apply()
   // issue kernels, and `numbers` is numbers() on the device.
@@ -73,6 +83,8 @@ class StepUpdate {
   bool prefers() const { return run_.recipe.train.loss == LossKind::kDpo; }
   int64_t extras() const { return taught() ? 2 : prefers() ? 3 : 0; }
   void update_all(const Rates& rates, const at::Tensor& scale, const TrainState& state);
+  at::Tensor last_scale(const TrainState& state) const;
+  at::Tensor squares_of_step();
   UpdateStep step_of(const Bucket& bucket, const TrainState& state, const Rates& rates) const;
   Measured measured(const StepOutput& output, const at::Tensor& unscale,
                     const std::vector<double>& votes);

@@ -25,6 +25,7 @@ struct TrainState {
   double save_seconds = 0;          // duration of the last save; 0: none yet
   RebalanceState rebalance = {};    // as of a save
   int64_t reruns = 0;               // steps repeated because a rank exceeded its budget (C7)
+  double last_norm = 0;             // of gradients, when it was last finite; 0: never yet
 
   static void visit(auto& s, auto&& f) {
     f("done", s.done);
@@ -42,6 +43,7 @@ struct TrainState {
     f("save_seconds", s.save_seconds);
     f("rebalance", s.rebalance);
     f("reruns", s.reruns);
+    f("last_norm", s.last_norm);
   }
 };
 
