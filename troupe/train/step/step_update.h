@@ -72,6 +72,7 @@ class StepUpdate {
   bool taught() const { return run_.recipe.train.teacher.has_value(); }
   bool prefers() const { return run_.recipe.train.loss == LossKind::kDpo; }
   int64_t extras() const { return taught() ? 2 : prefers() ? 3 : 0; }
+  at::Tensor sum_exactly(const StepOutput& output);
   void update_all(const Rates& rates, const at::Tensor& scale, const TrainState& state);
   UpdateStep step_of(const Bucket& bucket, const TrainState& state, const Rates& rates) const;
   Measured measured(const StepOutput& output, const at::Tensor& unscale,
