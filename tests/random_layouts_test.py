@@ -9,7 +9,7 @@ import unittest
 import random_layouts
 from layout_runs import TROUPE
 
-SEED, CASES, BITS, RANKS = 1, 30, 18, [2, 3, 4, 4, 6, 8]
+SEED, CASES, BITS, RANKS = 1, 30, 30, [2, 3, 4, 4, 6, 8]
 
 
 class RandomLayouts(unittest.TestCase):

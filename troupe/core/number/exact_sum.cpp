@@ -6,8 +6,8 @@ namespace troupe {
 namespace {
 
 constexpr uint64_t kLow32 = 0xffffffff;
-constexpr int kLowest = -256;              // 2^kLowest is the unit of digit 0
-constexpr int kMantissa = 1075;            // a double is its 53 bits times 2^(exponent - 1075)
+constexpr int kExponentOfDigit0 = -256;    // 2^-256 is its unit
+constexpr int kExponentOfBit0 = 1075;      // a double is its 53 bits times 2^(exponent - 1075)
 constexpr int64_t kBeforeCarry = 1 << 28;  // each number adds less than 2^33 to a word
 
 // The digits carried: each from 0 to 2^32 but the highest.
@@ -31,7 +31,7 @@ void ExactSum::add(double x) {
   const int exponent = static_cast<int>(bits >> 52 & 0x7ff);
   if (exponent == 0) return;  // 0, or far below the lowest digit
   uint64_t mantissa = (bits & ((uint64_t{1} << 52) - 1)) | uint64_t{1} << 52;
-  int place = exponent - kMantissa - kLowest;
+  int place = exponent - kExponentOfBit0 - kExponentOfDigit0;
   if (place > 32 * (kDigits - 2) - 1) {
     ++words_[kDigits];
     return;
@@ -73,7 +73,8 @@ double ExactSum::value() const {
   }
   double out = 0;
   for (int i = kDigits - 1; i >= 0; --i) {
-    out += std::ldexp(static_cast<double>(words[static_cast<size_t>(i)]), 32 * i + kLowest);
+    out +=
+        std::ldexp(static_cast<double>(words[static_cast<size_t>(i)]), 32 * i + kExponentOfDigit0);
   }
   return negative ? -out : out;
 }

@@ -13,7 +13,7 @@ namespace troupe {
 namespace {
 
 // Of many sizes and both signs, as f32.
-std::vector<float> numbers(size_t n, int least, int most) {
+std::vector<float> of_many_sizes(size_t n, int least, int most) {
   std::mt19937_64 draw(7);
   std::uniform_real_distribution<double> mantissa(-2, 2);
   std::uniform_int_distribution<int> exponent(least, most);
@@ -23,7 +23,7 @@ std::vector<float> numbers(size_t n, int least, int most) {
 }
 
 // In parts that are added to each other, as ranks do.
-double sum_of(const std::vector<float>& xs, size_t parts) {
+double exact_sum_of(const std::vector<float>& xs, size_t parts) {
   std::vector<ExactSum> sums(parts);
   for (size_t i = 0; i < xs.size(); ++i) sums[i % parts].add(static_cast<double>(xs[i]));
   ExactSum::Words all = {};
@@ -34,7 +34,7 @@ double sum_of(const std::vector<float>& xs, size_t parts) {
   return ExactSum(all).value();
 }
 
-float pair_of(const std::vector<float>& xs, size_t parts) {
+float pair_sum_of(const std::vector<float>& xs, size_t parts) {
   std::vector<int64_t> pairs(2 * parts);
   for (size_t i = 0; i < xs.size(); ++i) {
     EXPECT_TRUE(add_to_pair(&pairs[2 * (i % parts)], static_cast<double>(xs[i])));
@@ -45,20 +45,20 @@ float pair_of(const std::vector<float>& xs, size_t parts) {
 }
 
 TEST(ExactSum, HasTheSameBitsInAnyOrderAndInAnyParts) {
-  std::vector<float> xs = numbers(3000, -60, 40);
-  const double sum = sum_of(xs, 1);
+  std::vector<float> xs = of_many_sizes(3000, -60, 40);
+  const double sum = exact_sum_of(xs, 1);
   std::mt19937_64 shuffle(3);
   for (const size_t parts : {1, 2, 3, 7}) {
     std::shuffle(xs.begin(), xs.end(), shuffle);
-    EXPECT_EQ(std::bit_cast<uint64_t>(sum_of(xs, parts)), std::bit_cast<uint64_t>(sum));
+    EXPECT_EQ(std::bit_cast<uint64_t>(exact_sum_of(xs, parts)), std::bit_cast<uint64_t>(sum));
   }
 }
 
 TEST(ExactSum, IsTheSum) {
-  const std::vector<float> xs = numbers(5000, -20, 20);  // exact in 113 bits
+  const std::vector<float> xs = of_many_sizes(5000, -20, 20);  // exact in 113 bits
   long double sum = 0;
   for (const float x : xs) sum += static_cast<long double>(x);
-  EXPECT_NEAR(sum_of(xs, 3), static_cast<double>(sum), 1e-9);
+  EXPECT_NEAR(exact_sum_of(xs, 3), static_cast<double>(sum), 1e-9);
   for (const double x : {1.5, -1.5, 1e-30, -1e30, 0.1, -0.1}) {
     ExactSum one;
     one.add(x);
@@ -86,24 +86,24 @@ TEST(ExactSum, IsNanWithANumberThatIsNotFiniteOrTooLarge) {
 }
 
 TEST(ExactPair, HasTheSameBitsInAnyOrderAndInAnyParts) {
-  std::vector<float> xs = numbers(4000, -75, 17);
-  const float sum = pair_of(xs, 1);
+  std::vector<float> xs = of_many_sizes(4000, -75, 17);
+  const float sum = pair_sum_of(xs, 1);
   std::mt19937_64 shuffle(3);
   for (const size_t parts : {1, 2, 3, 7}) {
     std::shuffle(xs.begin(), xs.end(), shuffle);
-    EXPECT_EQ(std::bit_cast<uint32_t>(pair_of(xs, parts)), std::bit_cast<uint32_t>(sum));
+    EXPECT_EQ(std::bit_cast<uint32_t>(pair_sum_of(xs, parts)), std::bit_cast<uint32_t>(sum));
   }
 }
 
 // What f32's own sum, whose order counts, only comes near to.
 TEST(ExactPair, IsTheSumRounded) {
-  const std::vector<float> xs = numbers(4000, -30, 10);
+  const std::vector<float> xs = of_many_sizes(4000, -30, 10);
   double sum = 0;
   for (const float x : xs) sum += static_cast<double>(x);
-  EXPECT_NEAR(pair_of(xs, 3), sum, 1e-6 * std::abs(sum));
-  for (const float x : {1.5F, -1.5F, 3e-10F, 1e5F, -0.1F}) EXPECT_EQ(pair_of({x}, 1), x);
-  EXPECT_EQ(pair_of({1e-30F}, 1), 0.0F) << "below half of 2^-80";
-  EXPECT_EQ(pair_of({1e5F, 1e-12F, -1e5F}, 1), 1e-12F);
+  EXPECT_NEAR(pair_sum_of(xs, 3), sum, 1e-6 * std::abs(sum));
+  for (const float x : {1.5F, -1.5F, 3e-10F, 1e5F, -0.1F}) EXPECT_EQ(pair_sum_of({x}, 1), x);
+  EXPECT_EQ(pair_sum_of({1e-30F}, 1), 0.0F) << "below half of 2^-80";
+  EXPECT_EQ(pair_sum_of({1e5F, 1e-12F, -1e5F}, 1), 1e-12F);
 }
 
 TEST(ExactPair, SaysWhatDoesNotFit) {
@@ -118,7 +118,7 @@ TEST(ExactPair, HasRoomForItsTerms) {
   for (const float most : {0x1p20F, 0x1p-31F}) {  // of either integer
     const std::vector<float> xs(kPairTerms, std::nextafter(most, 0.0F));
     const double sum = static_cast<double>(xs.front()) * static_cast<double>(kPairTerms);
-    EXPECT_EQ(pair_of(xs, 2), static_cast<float>(sum));
+    EXPECT_EQ(pair_sum_of(xs, 2), static_cast<float>(sum));
   }
 }
 

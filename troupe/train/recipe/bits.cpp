@@ -14,13 +14,13 @@ namespace {
 // Each adds a gradient of at most four uses of a parameter: table and head, and MTP modules' both.
 constexpr int64_t kMostMicrobatches = kPairTerms / 4;
 
-struct Refused {
+struct NotTaken {
   bool is_set;
   const char *key, *why;
 };
-using Refusals = std::vector<Refused>;
+using AllNotTaken = std::vector<NotTaken>;
 
-Refusals of_layout(const Recipe& r) {
+AllNotTaken of_layout(const Recipe& r) {
   const ParallelConfig& p = r.parallel;
   const DispatcherConfig& rows = p.dispatcher;
   const bool other_rows = !std::holds_alternative<AutoDispatch>(rows) &&
@@ -48,8 +48,8 @@ Refusals of_layout(const Recipe& r) {
   };
 }
 
-Refusals of_routing(const MoeConfig& moe) {
-  Refusals out = {
+AllNotTaken of_routing(const MoeConfig& moe) {
+  AllNotTaken out = {
       {std::holds_alternative<QuantileRouting>(moe.router), "model.moe.router.kind",
        "quantile adds thresholds of each rank's microbatches in f32; take topk_softmax or "
        "sigmoid_bias"},
@@ -77,7 +77,7 @@ Refusals of_routing(const MoeConfig& moe) {
   return out;
 }
 
-Refusals of_training(const Recipe& r) {
+AllNotTaken of_training(const Recipe& r) {
   const TrainConfig& t = r.train;
   const std::string_view optimizer = t.optimizer.kind();
   const bool by_element = optimizer == "adamw" || optimizer == "sgd" || optimizer == "lion";
@@ -115,12 +115,12 @@ Refusals of_training(const Recipe& r) {
 std::vector<std::pair<std::string, std::string>> bits_faults(const Recipe& r) {
   std::vector<std::pair<std::string, std::string>> out;
   if (r.run.bits != Bits::kLayout) return out;
-  Refusals all = of_layout(r);
-  for (const Refusals& some :
-       {of_training(r), r.model.moe.experts > 0 ? of_routing(r.model.moe) : Refusals()}) {
+  AllNotTaken all = of_layout(r);
+  for (const AllNotTaken& some :
+       {of_training(r), r.model.moe.experts > 0 ? of_routing(r.model.moe) : AllNotTaken()}) {
     all.insert(all.end(), some.begin(), some.end());
   }
-  for (const Refused& x : all) {
+  for (const NotTaken& x : all) {
     if (!x.is_set) continue;
     out.emplace_back(x.key, std::string("does not go with run.bits layout: it ") + x.why +
                                 ", or set run.bits to repeat");
