@@ -122,16 +122,16 @@ std::vector<BitsLayout> bits_layouts(int ranks, bool every_form) {
     for (int ep = 1; ep <= dp; ++ep) {
       if (dp % ep != 0) continue;
       for (size_t form = 0; form < kForms.size(); ++form) {
-        ++number;
-        if (!every_form && form != number / 3 % kForms.size()) continue;
+        if (!every_form && form != number % kForms.size()) continue;
         BitsLayout layout{pp, dp, ep, kForms[form]};
-        if (pp > 1 && pp <= 4) layout.schedule = kOrders[number % kOrders.size()];
+        if (pp > 1 && pp <= 4) layout.schedule = kOrders[(number + form) % kOrders.size()];
         out.push_back(layout);
         const int half = dp / 2;
         if (form != 2 || dp < 4 || (half % ep != 0 && ep % half != 0)) continue;
         layout.shard_ranks = half;  // HSDP
         out.push_back(layout);
       }
+      ++number;
     }
   }
   return out;
