@@ -22,7 +22,7 @@ set(TROUPE_TESTS_ALONE
   ops/attention/attention_cudnn ops/attention/attention_part
   checkpoint/state/saver testing/replay_gate
   train/forecast/find_layouts train/forecast/forecast
-  train/forecast/layout_forecast train/machine/doctor train/optim/optimizer train/recipe/experts_kernels train/layout/factorings train/layout/both_means train/step/late_weights train/layout/layouts train/layout/reshard train/layout/resolved_run
+  train/forecast/layout_forecast train/machine/doctor train/optim/optimizer train/recipe/experts_kernels train/layout/factorings train/layout/both_means train/step/late_weights train/layout/layout_bits train/layout/layouts train/layout/reshard train/layout/resolved_run
   train/step/unit_values)
 set_property(GLOBAL PROPERTY troupe_test_groups "")
 

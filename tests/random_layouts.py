@@ -3,11 +3,12 @@
 what `troupe diff` says of the weights after five steps.
 
   python3 tests/random_layouts.py PROGRAM [--seconds 900 | --cases 30] [--seed 1] [--only CASE] [--ranks 2,3,4,6,8]
-                                  [--keep FOLDER]
+                                  [--keep FOLDER] [--bits]
 
 The seed and its number name a case. A model or a layout that is refused with class 2 counts as refused; whatever else is
 not the same training is a finding, kept in FOLDER with its two recipes, and printed with the command that repeats it. What
-the guide says depends on the layout (routers and losses over a rank's tokens) is drawn where the layout cuts no tokens."""
+the guide says depends on the layout (routers and losses over a rank's tokens) is drawn where the layout cuts no tokens.
+With --bits each case has run.bits layout, tensor and context ranks become data ranks, and a bit that differs is a finding."""
 import argparse
 import collections
 import dataclasses
@@ -165,6 +166,16 @@ class Case:
                   "run": {"device": "cpu", "threads": 1, "hang_timeout": "10min", "start_timeout": "10min"}}
         return Case(ranks, recipe, layout_of(draws, axes, data_ranks, ranks))
 
+    def with_bits(self):
+        """The case with run.bits layout, over axes that it takes."""
+        layout = dict(self.layout, tensor=1, context=1, expert_tensor=1, dispatch="exact", dispatcher={"kind": "all_to_all"})
+        for key in ("node_ranks", "overlap", "split_vocab", "split_shared", "context_method", "context_dealing"):
+            layout.pop(key, None)
+        return Case(self.ranks, dict(self.recipe, run=dict(self.recipe["run"], bits="layout")), layout)
+
+    def asks_for_bits(self):
+        return self.recipe["run"].get("bits") == "layout"
+
     def write(self, folder):
         for name, more in (("one", {}), ("many", {"parallel": self.layout})):
             recipe = dict(self.recipe, checkpoint=dict(self.recipe["checkpoint"], dir=f"{folder.name}/{name}"), **more)
@@ -207,7 +218,7 @@ def apart(left, right, least=0.0):
     return abs(left - right) / max(abs(left), least)
 
 
-def compare(program, folder):
+def compare(program, folder, exactly=False):
     one, many = steps_of(folder / "one"), steps_of(folder / "many")
     if [r["step"] for r in one] != [r["step"] for r in many] or len(one) != STEPS:
         return Verdict("DIFFERS", f"{len(one)} steps beside {len(many)}")
@@ -221,6 +232,9 @@ def compare(program, folder):
     if any(d["what"] != "values" for d in result["differences"]):
         return Verdict("DIFFERS", "the checkpoints do not have the same tensors")
     good = loss <= LOSS and norm <= NORM
+    if exactly:
+        figures = [[(row["loss"], row["grad_norm"]) for row in rows] for rows in (one, many)]
+        good = figures[0] == figures[1] and result["different"] == 0
     return Verdict("same" if good else "DIFFERS", f"loss {loss:.1e}, first norm {norm:.1e}", loss, norm, result["different"] == 0)
 
 
@@ -232,7 +246,7 @@ def run(program, case, folder):
     here, name = folder.parent, folder.name
     return (train(program, ("train", f"{name}/one.yaml"), here)
             or train(program, ("launch", "-n", str(case.ranks), "--", "train", f"{name}/many.yaml"), here)
-            or compare(program, folder))
+            or compare(program, folder, case.asks_for_bits()))
 
 
 def prepare(program, folder):
@@ -258,6 +272,7 @@ def search(args, folder):
     ends, refused, widest, bits = collections.Counter(), collections.Counter(), (0.0, 0.0), 0
     for number in numbers(args):
         case, here = Case.drawn(args.seed, number, args.ranks), folder / f"{args.seed}-{number}"
+        case = case.with_bits() if args.bits else case
         verdict = run(args.program, case, here)
         ends[verdict.kind] += 1
         if verdict.kind == "refused":
@@ -267,7 +282,7 @@ def search(args, folder):
         if verdict.finding():
             print(f"{verdict.kind}, seed {args.seed}, case {number}: {case.ranks} ranks {json.dumps(case.layout)}: {verdict.said}\n"
                   f"  {sys.executable} {__file__} {args.program} --seed {args.seed} --only {number} "
-                  f"--ranks {','.join(map(str, args.ranks))}   # {here}", flush=True)
+                  f"--ranks {','.join(map(str, args.ranks))}{' --bits' if args.bits else ''}   # {here}", flush=True)
         else:
             shutil.rmtree(here)
     for reason, count in refused.most_common():
@@ -285,6 +300,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, metavar="CASE")
     parser.add_argument("--ranks", type=lambda text: [int(word) for word in text.split(",")], default=[2, 3, 4, 4, 6, 8])
+    parser.add_argument("--bits", action="store_true", help="run.bits layout: each bit of losses, norms and weights")
     parser.add_argument("--keep", type=pathlib.Path, help="where findings stay (a folder of the temporary folder)")
     args = parser.parse_args()
     folder = (args.keep or pathlib.Path(tempfile.mkdtemp(prefix="random_layouts."))).resolve()

@@ -9,7 +9,7 @@ import unittest
 import random_layouts
 from layout_runs import TROUPE
 
-SEED, CASES, RANKS = 1, 30, [2, 3, 4, 4, 6, 8]
+SEED, CASES, BITS, RANKS = 1, 30, 30, [2, 3, 4, 4, 6, 8]
 
 
 class RandomLayouts(unittest.TestCase):
@@ -35,6 +35,21 @@ class RandomLayouts(unittest.TestCase):
                 seen[case.layout["shard"]] += 1
         self.assertGreaterEqual(ends["same"], CASES // 2, ends)
         self.assertEqual(set(seen), {"pipeline", "tensor", "context", "expert", "none", "zero1", "full"}, "each axis was tried")
+
+    def test_61_cases_with_bits_of_every_layout_have_each_bit_of_one_process_or_are_refused(self):
+        ends, seen = collections.Counter(), collections.Counter()
+        for number in range(1, BITS + 1):
+            case = random_layouts.Case.drawn(SEED, number, RANKS).with_bits()
+            verdict = self.verdict(case)
+            ends[verdict.kind] += 1
+            with self.subTest(seed=SEED, case=number, ranks=case.ranks, layout=case.layout):
+                self.assertFalse(verdict.finding(), f"{verdict.kind}: {verdict.said}")
+                self.assertTrue(verdict.bits or verdict.kind == "refused")
+            if verdict.kind == "same":
+                seen.update(axis for axis in ("pipeline", "expert") if case.layout[axis] > 1)
+                seen[case.layout["shard"]] += 1
+        self.assertGreaterEqual(ends["same"], BITS // 3, ends)
+        self.assertGreaterEqual(set(seen), {"pipeline", "expert", "none", "zero1", "full"}, "each axis was tried")
 
     def test_a_case_is_named_by_seed_and_number(self):
         drawn = [random_layouts.Case.drawn(seed, number, RANKS) for seed, number in ((5, 7), (5, 7), (5, 8), (6, 7))]

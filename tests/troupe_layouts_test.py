@@ -158,6 +158,22 @@ class TroupeLayouts(unittest.TestCase):
         self.assertEqual(self.runs.figures("ddp"), self.runs.figures("zero"))
         self.assertEqual(self.runs.diff("ddp", "zero")["different"], 0)
 
+    def test_61_a_run_that_changes_its_layout_has_the_bits_of_one_process(self):
+        for name, sets in (("fp32", ()), ("bf16", ("train.precision=bf16",))):
+            sets = ("run.bits=layout", *sets)
+            self.runs.train(Layout(), f"{name}-one", *sets, "train.steps=6", "checkpoint.at=[2,4]")
+            for steps, layout in ((2, Layout(2, "FSDP", expert=2, exact=True)), (4, Layout(3, "ZeRO-1")),
+                                  (6, Layout(4, "DDP", pipeline=2, expert=2, exact=True))):
+                self.runs.train(layout, f"{name}-many", *sets, f"train.steps={steps}")
+            self.assertEqual(self.runs.figures(f"{name}-one"), self.runs.figures(f"{name}-many"))
+            for step in (2, 4, 6):
+                one, many = (f"{name}-{kind}/step-{step:06d}" for kind in ("one", "many"))
+                self.assertEqual(self.runs.diff(one, many)["different"], 0, step)
+        # Without it the second layout has other bits.
+        self.runs.train(Layout(), "repeat-one", "train.steps=2")
+        self.runs.train(Layout(2, "FSDP", expert=2, exact=True), "repeat-many", "train.steps=2")
+        self.assertGreater(self.runs.diff("repeat-one", "repeat-many")["different"], 0)
+
     def test_90_exact_dispatch_keeps_its_bits_while_experts_move(self):
         uneven = ("model.moe.router.balance.aux_loss=0", "model.moe.top_k=3", "train.steps=12")
         moves = ("parallel.rebalance.every=4", "parallel.rebalance.gain=0.01")

@@ -52,6 +52,7 @@ class AllToAllExchange : public GroupExchange {
     if (exact()) in = one_row_each(in, row_split_.received(), copy_R_);
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     out.plan = rows_plan(in.ids_CK, capacity_, out.lost, row_split_.received());
+    if (exact() && experts_->options.by_source) out.parts = parts_of(in.ids_CK);
     out.source_SD = unpacked(source_rows(arrived(x_)));
     return out;
   }
@@ -62,6 +63,17 @@ class AllToAllExchange : public GroupExchange {
   }
 
  private:
+  std::vector<ExpertRows::Part> parts_of(const at::Tensor& ids_S1) const {
+    std::vector<ExpertRows::Part> out;
+    int64_t from = 0;
+    at::Tensor lost;  // none: a budget is of all rows
+    for (const int64_t rows : row_split_.from) {
+      out.push_back({rows, rows_plan(ids_S1.narrow(0, from, rows).contiguous(), 0, lost, rows)});
+      from += rows;
+    }
+    return out;
+  }
+
   void read_counts(const at::Tensor& counts) {
     copy_split_ = read_split(counts, kCopies);
     row_split_ = read_split(counts, kRows);

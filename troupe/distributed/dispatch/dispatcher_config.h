@@ -25,6 +25,7 @@ class ProcessGroup;
 struct DispatcherOptions {
   DispatchMode mode = DispatchMode::kFast;
   WireType wire = WireType::kNative;
+  bool by_source = false;  // all_to_all, exact: ExpertRows::parts
 };
 
 // The ranks that share experts. `across` and `within` are set where the run has nodes: this rank's

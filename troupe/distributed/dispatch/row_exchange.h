@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "troupe/ops/moe_ffn/moe_ffn.h"
 #include "troupe/ops/support/backward_order.h"
@@ -42,6 +43,14 @@ struct ExpertRows {
   // In backward, while the gradients of the rows travel (FfnOptions::weights_order); absent: they
   // do not.
   std::optional<BackwardOrder> beside_grads = {};
+  // Source rows that follow each other, of one rank and so of one microbatch each, with a plan over
+  // these: the products of each part are then those of that rank alone (DispatcherOptions::by_source).
+  // Empty: nobody asked for them.
+  struct Part {
+    int64_t rows = 0;
+    Plan plan = {};
+  };
+  std::vector<Part> parts = {};
 };
 
 struct DispatchGradients {

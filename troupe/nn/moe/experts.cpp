@@ -1,14 +1,17 @@
 #include "troupe/nn/moe/experts.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/split_with_sizes.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "troupe/core/check.h"
 #include "troupe/nn/moe/lora_ffn.h"
@@ -175,7 +178,23 @@ at::Tensor Experts::frozen_forward(const ExpertRows& rows, const FfnOptions& opt
   return lora_experts_ffn(rows, w, lora, options, config_.recompute);
 }
 
+ExpertsOutput Experts::forward_in_parts(const ExpertRows& rows) const {
+  std::vector<int64_t> sizes;
+  for (const ExpertRows::Part& part : rows.parts) sizes.push_back(part.rows);
+  const std::vector<at::Tensor> sources = at::split_with_sizes(rows.source_SD, sizes);
+  const std::vector<at::Tensor> scores = at::split_with_sizes(rows.scores_SK, sizes);
+  std::vector<at::Tensor> out;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    out.push_back(forward({.source_SD = sources[i].contiguous(),
+                           .scores_SK = scores[i].contiguous(),
+                           .plan = rows.parts[i].plan})
+                      .y_SD);
+  }
+  return {at::cat(out)};
+}
+
 ExpertsOutput Experts::forward(const ExpertRows& given) const {
+  if (!given.parts.empty()) return forward_in_parts(given);
   ExpertRows rows = given;
   if (config_.score_on_input) {  // X5: F(p x), then weight 1
     rows.source_SD = (given.source_SD * given.scores_SK).to(given.source_SD.scalar_type());

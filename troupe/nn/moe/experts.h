@@ -150,6 +150,8 @@ class Experts {
  public:
   Experts(const ExpertsConfig& config, const ExpertsShape& shape);
 
+  // Of rows in parts, each part's products by themselves: to late gradients (ops/support/late.h) each
+  // adds its own.
   ExpertsOutput forward(const ExpertRows& rows) const;
   // From now on products have 8-bit operands (ops/moe_ffn/moe_ffn_fp8.h). Refuses experts that this
   // does not take: train/recipe/fp8.h names them.
@@ -180,6 +182,7 @@ class Experts {
 
  private:
   ExpertWeights weights() const;
+  ExpertsOutput forward_in_parts(const ExpertRows& rows) const;
   at::Tensor frozen_forward(const ExpertRows& rows, const FfnOptions& options) const;
   void add_adapters(const ExpertsShape& shape);
 

@@ -302,7 +302,8 @@ std::string nothing_fits(const Recipe& r, const LayoutForecast& least, const Ran
   return out;
 }
 
-LayoutChoice choose_layout(const Recipe& r, const RanksAtHand& ranks, const Machine& machine) {
+LayoutChoice choose_layout(const Recipe& given, const RanksAtHand& ranks, const Machine& machine) {
+  const Recipe r = with_axes_of_bits(given);
   RanksAtHand usable = ranks;
   usable.memory *= kMostMemory;
   LayoutSearch found = find_layouts(r, usable, machine, OpenAxes::kMayFit);

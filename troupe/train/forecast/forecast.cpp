@@ -15,6 +15,7 @@
 #include "troupe/core/codes.h"
 #include "troupe/core/config/config.h"
 #include "troupe/core/file/publish.h"
+#include "troupe/core/number/exact_sum.h"
 #include "troupe/core/text/readable.h"
 #include "troupe/nn/config/costs.h"
 #include "troupe/nn/model/model.h"
@@ -132,7 +133,9 @@ MemoryForecast forecast_memory(const Recipe& given, bool on_gpu) {
       out.host += s.host;
       window = std::max(window, s.window);
       out.weights += s.values + s.frozen;
-      out.gradients += sums ? std::max(4 * s.elements, s.gradients) : s.gradients;
+      out.gradients += r.run.bits == Bits::kLayout ? kPairBytes * s.elements
+                       : sums                      ? std::max(4 * s.elements, s.gradients)
+                                                   : s.gradients;
       out.masters += s.masters;
       out.moments += s.moments;
       update = std::max(update, update_memory(s, 1, 1));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/core/number/exact_sum.h"
 #include "troupe/distributed/dispatch/wire.h"
 #include "troupe/nn/config/costs.h"
 #include "troupe/nn/model/model.h"
@@ -84,6 +85,12 @@ ShardGroups expert_shard_groups(const ProcessMesh& mesh, const ParallelConfig& p
 bool sums_each(const ParallelConfig& parallel) {
   const bool late = parallel.pipeline > 1 && has_late_weights(parallel.schedule);
   return parallel.shard == ShardKind::kFull && !late;
+}
+
+// Bytes of an element of a gradient between ranks; `width`: of a value.
+double sum_width(const Recipe& r, const ParallelConfig& parallel, double width) {
+  if (r.run.bits == Bits::kLayout) return kPairBytes;
+  return parallel.sum == SumType::kFp32 ? std::max(4.0, width) : 2;
 }
 
 // How to build one rank's part of a model whose matrices are cut over ranks.
@@ -237,7 +244,7 @@ class Costing {
         many_(work.microbatches > 1),
         adds_up_(many_ && !sums_each(parallel)),
         width_(value_width(r_, model.memory.on_gpu)),
-        sum_width_(parallel.sum == SumType::kFp32 ? std::max(4.0, width_) : 2),
+        sum_width_(sum_width(r_, parallel, width_)),
         tensor_(parallel.tensor),
         micro_batch_(model.micro_batch),
         tokens_(static_cast<double>(micro_batch_ * r_.data.sequence) /
@@ -438,7 +445,10 @@ class Costing {
     const bool summed = group.owners.ranks * group.replicas.ranks > 1;
     const bool adds_up = summed ? adds_up_ : many_;
     const double own = all.gradients * share;
-    const double gradient = adds_up ? std::max(4 * elements, own) : own;
+    const bool exact = r_.run.bits == Bits::kLayout;
+    const double gradient = exact     ? kPairBytes * elements
+                            : adds_up ? std::max(4 * elements, own)
+                                      : own;
     c.made += all.gradients * share;
     c.gradient += gradient;
     const double moved = width_ >= 4                              ? 7 * width_
@@ -460,7 +470,7 @@ class Costing {
     }
     c.laying += (gradient + elements * sum_width_) / machine_.bandwidth;
     c.summing += elements * sum_width_;
-    c.sum += std::max(4.0, width_) * elements / S;
+    c.sum += (exact ? kPairBytes : std::max(4.0, width_)) * elements / S;
     now_->update +=
         gather_seconds(machine_, group.owners, direction_width(r_) * all.matrices * share);
     if (parallel_.shard != ShardKind::kNone) {

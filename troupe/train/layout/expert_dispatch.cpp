@@ -21,11 +21,12 @@ ExpertPlacement placement_of(const ParallelConfig& parallel, int64_t ranks, cons
 
 DispatcherFactory dispatcher_factory(const ParallelConfig& parallel, const NodeGroups& groups,
                                      const std::shared_ptr<Turns>& turns,
-                                     const std::shared_ptr<Pulse>& pulse, const Faults& faults) {
-  return [parallel, groups, turns, pulse, &faults](int64_t, const MoeConfig& moe) {
+                                     const std::shared_ptr<Pulse>& pulse, const Faults& faults,
+                                     bool by_source) {
+  return [parallel, groups, turns, pulse, &faults, by_source](int64_t, const MoeConfig& moe) {
     std::unique_ptr<Dispatcher> made = watched_dispatcher(
         build(parallel.dispatcher, groups, placement_of(parallel, groups.all->size(), moe),
-              {.mode = parallel.dispatch, .wire = parallel.wire}),
+              {.mode = parallel.dispatch, .wire = parallel.wire, .by_source = by_source}),
         pulse, faults);
     return turns ? turning_dispatcher(std::move(made), turns, pulse) : std::move(made);
   };

@@ -24,12 +24,14 @@ namespace troupe {
 ExpertPlacement placement_of(const ParallelConfig& parallel, int64_t ranks, const MoeConfig& moe);
 
 // Makes each layer's dispatcher between `groups`, with faults (which must stay) on the way. `turns`:
-// whose turn it is to compute (parallel.overlap); null: nothing runs beside anything.
+// whose turn it is to compute (parallel.overlap); null: nothing runs beside anything. `by_source`:
+// DispatcherOptions.
 using DispatcherFactory =
     std::function<std::unique_ptr<Dispatcher>(int64_t layer, const MoeConfig& moe)>;
 DispatcherFactory dispatcher_factory(const ParallelConfig& parallel, const NodeGroups& groups,
                                      const std::shared_ptr<Turns>& turns,
-                                     const std::shared_ptr<Pulse>& pulse, const Faults& faults);
+                                     const std::shared_ptr<Pulse>& pulse, const Faults& faults,
+                                     bool by_source = false);
 
 // f64 scalar on the device: 1 where this rank computed on without rows that a peer did not give
 // (SymmetricHeap::gave_up). The result of the step or evaluation is wrong then. `experts`: null

@@ -93,7 +93,8 @@ BuildOptions build_options(const ResolvedRun& run, const ParallelSetup& setup,
     out.tensor.ring = RingAttention(setup.keys.group(), watch);
   }
   if (setup.experts) {
-    out.dispatcher = dispatcher_factory(config, setup.dispatch, setup.turns, pulse, faults);
+    out.dispatcher = dispatcher_factory(config, setup.dispatch, setup.turns, pulse, faults,
+                                        run.run.bits == Bits::kLayout);
   }
   return out;
 }

@@ -15,8 +15,10 @@ namespace troupe {
 
 // Tensors on the device, not waited for.
 struct StepOutput {
-  at::Tensor loss;    // f64 scalar: this rank's part of the step's loss
-  at::Tensor mtp;     // undefined without MTP modules
+  at::Tensor loss;  // f64 scalar: this rank's part of the step's loss
+  at::Tensor mtp;   // undefined without MTP modules
+  // Of each microbatch, f64 scalars whose sums are loss and mtp: where StepInput::apart asks.
+  std::vector<at::Tensor> losses, mtps;
   at::Tensor ce, kl;  // parts of `loss`; undefined without a teacher
   // With train.loss dpo: rewards_3 of ops/preference_loss.h, a mean over pairs as `loss` is.
   at::Tensor rewards_3;

@@ -44,7 +44,7 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
     : sharing_(std::move(sharing)),
       options_(options),
       state_home_(state_home),
-      gradients_(buckets_, slots_, sum_type_of(sharing_, options), sharing_.alone) {
+      gradients_(buckets_, slots_, sum_type_of(sharing_, options), sharing_.alone, sharing_.exact) {
   for (NamedParam& named : params) {
     Param& p = *named.param;
     if (!p.trainable()) {

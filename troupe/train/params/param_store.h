@@ -54,6 +54,7 @@ struct Sharing {
   ShardMeshes meshes = {};
   // The type in which gradients are summed between ranks; f64 for a model in f64.
   at::ScalarType sum_type = at::kFloat;
+  bool exact = false;  // in no order: StepGradients
 };
 
 // Where masters beside the values, their lower halves, and the optimizer's state by element are: in

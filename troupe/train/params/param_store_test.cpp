@@ -1,9 +1,11 @@
 #include "troupe/train/params/param_store.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -24,7 +26,8 @@ constexpr const char* kNames[] = {"ddp", "zero1", "full", "hybrid"};
 // A dense tensor and two of four experts on each rank: of pairs of ranks, so that in a world of two
 // nobody else has them, and in one of four one other rank does.
 struct Problem {
-  Problem(World& world, Way way, at::ScalarType type = at::kFloat) : rank(world.rank()) {
+  Problem(World& world, Way way, at::ScalarType type = at::kFloat, bool exact = false)
+      : rank(world.rank()) {
     const int64_t W = world.size(), half = W == 4 ? rank / 2 : 0;
     const auto all = world.all(), one = std::make_shared<ProcessGroup>(rank);
     const auto within = W == 4 ? world.group({2 * half, 2 * half + 1}) : all;
@@ -32,6 +35,7 @@ struct Problem {
     Sharing sharing;
     ShardMesh &of_dense = sharing.meshes.dense[1], &of_experts = sharing.meshes.experts[1];
     sharing.alone = false;
+    sharing.exact = exact;
     sharing.full = way == kFull || way == kHybrid;
     switch (way) {
       case kDdp:
@@ -111,6 +115,43 @@ TEST(ParamStore, MicrobatchesAddUpToTheSumOfAllRanks) {
           << kNames[way];
     });
   }
+}
+
+// What f32 rounds away, in pieces that each rank has otherwise: the sum of all is exact.
+TEST(ParamStore, ExactSumsHaveNoOrder) {
+  for (const Way way : {kDdp, kZero1, kFull, kHybrid}) {
+    in_ranks(4, [way](World& world) {
+      Problem p(world, way, at::kFloat, /*exact=*/true);
+      StepGradients& gradients = p.store->gradients();
+      gradients.begin_step();
+      const at::Tensor small = p.grad(p.dense, 1);
+      for (const double large : {1e5, 1e-8, -1e5}) {
+        gradients.add(0, small * (large == 1e-8 ? 1e-8 : 0) + (large == 1e-8 ? 0 : large));
+        gradients.add(1, at::full_like(p.grad(p.experts, 0), p.rank < 2 ? large : 1e-8));
+        for (const int64_t bucket : {1, 0}) gradients.reduce({bucket}, large < 0);
+      }
+      EXPECT_TRUE(gradients.all_fit());
+      gradients.end_step();
+      const at::Tensor sum = (4 * (small * 1e-8).to(at::kDouble)).to(at::kFloat);
+      EXPECT_TRUE(at::allclose(gradients.of(0), p.owned(sum), 1e-6, 0)) << kNames[way];
+      EXPECT_TRUE(at::allclose(gradients.of(1), at::full_like(gradients.of(1), 4e-8), 1e-6, 0));
+    });
+  }
+}
+
+TEST(ParamStore, AnExactSumSaysWhatDoesNotFit) {
+  in_ranks(2, [](World& world) {
+    Problem p(world, kDdp, at::kFloat, /*exact=*/true);
+    StepGradients& gradients = p.store->gradients();
+    gradients.begin_step();
+    gradients.add(1, at::full_like(p.grad(p.experts, 0), 0x1p20));
+    for (const int64_t bucket : {1, 0}) gradients.reduce({bucket}, /*last=*/true);
+    gradients.end_step();
+    EXPECT_FALSE(gradients.all_fit());
+    EXPECT_TRUE(gradients.of(1).isnan().all().item<bool>());
+    gradients.begin_step();
+    EXPECT_TRUE(gradients.all_fit());
+  });
 }
 
 TEST(ParamStore, TheNormCountsEachElementOnOneRankAlone) {

@@ -7,11 +7,13 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/ops/accumulate.h"
 #include "troupe/ops/support/view.h"
+#include "troupe/train/params/exact_gradients.h"
 
 namespace troupe {
 namespace {
@@ -41,12 +43,29 @@ bool may_grow(const at::Tensor& grad) {
 }  // namespace
 
 StepGradients::StepGradients(std::vector<Bucket>& buckets, const std::vector<ParamSlot>& slots,
-                             at::ScalarType sum_type, bool alone)
-    : buckets_(buckets), slots_(slots), sum_type_(sum_type), alone_(alone) {}
+                             at::ScalarType sum_type, bool alone, bool exact)
+    : buckets_(buckets),
+      slots_(slots),
+      sum_type_(exact ? at::kLong : sum_type),
+      alone_(alone),
+      exact_(exact) {}
+
+int64_t StepGradients::room_for(int64_t n) const {
+  return exact_ ? pair_elements(n) : n;
+}
+
+at::ScalarType StepGradients::type_of_sums(const Bucket& b) const {
+  return exact_ ? at::kLong : wide_type(b.own);
+}
+
+bool StepGradients::all_fit() const {
+  return std::ranges::all_of(fits_, [](char fits) { return fits != 0; });
+}
 
 void StepGradients::begin_step() {
   grads_.assign(slots_.size(), {});
   is_sum_.assign(slots_.size(), 0);
+  fits_.assign(slots_.size(), 1);
   states_.clear();
   for (Bucket& b : buckets_) {
     b.grad.reset();
@@ -63,6 +82,7 @@ void StepGradients::add(int64_t slot, const at::Tensor& grad) {
                name_of(slot), "comes after the last reduction of the step, which would lose it");
   const at::NoGradGuard no_grad;
   const at::Tensor flat = grad.detach().reshape({-1});
+  if (exact_) return add_exactly(s, flat);
   if (!grads_[s].defined()) {
     grads_[s] = flat;
     return;
@@ -74,6 +94,28 @@ void StepGradients::add(int64_t slot, const at::Tensor& grad) {
   }
   add_to(grads_[s], flat);
   is_sum_[s] = 1;
+}
+
+void StepGradients::add_exactly(size_t s, const at::Tensor& flat) {
+  if (!grads_[s].defined()) {
+    grads_[s] = at::zeros({pair_elements(flat.numel())}, flat.options().dtype(at::kLong));
+  }
+  if (!add_to_pairs(grads_[s], flat)) fits_[s] = 0;
+}
+
+// A gradient that does not fit is NaN where this rank alone has it; of others StepUpdate hears by
+// all_fit().
+void StepGradients::finish_exactly(Bucket& b) {
+  if (b.summed) {
+    if (b.grad.defined()) b.grad = values_of_pairs(b.grad);
+    return;
+  }
+  for (const int64_t m : b.members) {
+    const auto s = static_cast<size_t>(m);
+    if (!grads_[s].defined()) continue;
+    grads_[s] = values_of_pairs(grads_[s]);
+    if (fits_[s] == 0) grads_[s].fill_(std::numeric_limits<double>::quiet_NaN());
+  }
 }
 
 void StepGradients::end_step() {
@@ -96,7 +138,7 @@ void StepGradients::settle(const std::vector<int64_t>& buckets) {
     if (!is_asked(sum)) continue;
     sum.pending.wait();
     Bucket& b = bucket(sum.bucket);
-    b.grad = sum.sent.to(wide_type(b.own));
+    b.grad = sum.sent.to(type_of_sums(b));
     states_[static_cast<size_t>(sum.bucket)] = State::kWhole;
   }
   std::erase_if(replica_sums_, is_asked);
@@ -105,6 +147,7 @@ void StepGradients::settle(const std::vector<int64_t>& buckets) {
 
 void StepGradients::complete(size_t i) {
   Bucket& b = buckets_[i];
+  if (exact_) finish_exactly(b);
   if (b.summed) {
     check_whole(b, states_[i]);
     if (!b.grad.defined()) b.grad = at::zeros_like(b.own, at::TensorOptions(wide_type(b.own)));
@@ -131,8 +174,8 @@ void StepGradients::release(const std::vector<int64_t>& buckets) {
 }
 
 void StepGradients::hold(const std::vector<at::Tensor>& gradients) {
-  TROUPE_CHECK(alone_ && gradients.size() == slots_.size(), gradients.size(), "gradients of",
-               slots_.size(), "parameters, of one rank alone:", alone_);
+  TROUPE_CHECK(alone_ && !exact_ && gradients.size() == slots_.size(), gradients.size(),
+               "gradients of", slots_.size(), "parameters, of one rank alone:", alone_);
   begin_step();
   grads_ = gradients;
 }
@@ -186,7 +229,7 @@ std::map<StepGradients::Place, at::Tensor> StepGradients::counted_of(
 }
 
 at::Tensor StepGradients::take(const Bucket& b) {
-  const at::Tensor whole = at::empty({b.size}, b.own.options().dtype(sum_type_));
+  const at::Tensor whole = at::empty({room_for(b.size)}, b.own.options().dtype(sum_type_));
   int64_t end = 0;  // elements before it are written
   const auto zeros_until = [&](int64_t begin) {
     if (begin > end) whole.narrow(0, end, begin - end).zero_();
@@ -195,13 +238,13 @@ at::Tensor StepGradients::take(const Bucket& b) {
     at::Tensor& grad = grads_[static_cast<size_t>(m)];
     is_sum_[static_cast<size_t>(m)] = 0;
     if (!grad.defined()) continue;
-    const int64_t begin = slots_[static_cast<size_t>(m)].offset, n = grad.numel();
+    const int64_t begin = room_for(slots_[static_cast<size_t>(m)].offset), n = grad.numel();
     zeros_until(begin);
     put(whole.narrow(0, begin, n), grad);
     end = begin + n;
     grad.reset();
   }
-  zeros_until(b.size);
+  zeros_until(whole.numel());
   return whole;
 }
 
@@ -218,7 +261,7 @@ void StepGradients::reduce(const std::vector<int64_t>& buckets, bool last) {
     Reduction r{.bucket = i, .last = last, .whole = take(b)};
     const ShardMesh& mesh = b.mesh;
     if (mesh.shard->size() > 1) {
-      r.own = at::empty({b.own_size}, r.whole.options());
+      r.own = at::empty({room_for(b.own_size)}, r.whole.options());
       r.pending = mesh.shard->reduce_scatter({r.own}, {r.whole});
     } else {
       r.own = r.whole;
@@ -236,7 +279,7 @@ void StepGradients::finish(Reduction& r) {
   const at::NoGradGuard no_grad;
   Bucket& b = bucket(r.bucket);
   r.pending.wait();
-  const at::Tensor own = r.own.to(wide_type(b.own));
+  const at::Tensor own = r.own.to(type_of_sums(b));
   if (b.grad.defined()) {
     b.grad.add_(own);
   } else {

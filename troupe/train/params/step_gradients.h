@@ -10,6 +10,9 @@
 // owned range, summed over its owners), then whole (over all ranks and microbatches). What an update
 // reads must be whole: a reduction that is missing, that comes too early or twice is our fault, and
 // the error names a parameter of it.
+//
+// With `exact` (run.bits layout) they are added in no order: as pairs of integers
+// (exact_gradients.h), which become f32 in end_step(). None is kept as backward made it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +33,7 @@ class StepGradients {
   // Buckets and slots must outlive it, and may be filled until the first step. `sum_type`: that
   // gradients are summed in between ranks. `alone`: there are no others.
   StepGradients(std::vector<Bucket>& buckets, const std::vector<ParamSlot>& slots,
-                at::ScalarType sum_type, bool alone);
+                at::ScalarType sum_type, bool alone, bool exact = false);
 
   // begin_step forgets the last one's; add() holds the first that a parameter gets, whose bits
   // nobody may change from then on, and adds the others, in f32 (f64); end_step() gives zeros to
@@ -57,6 +60,10 @@ class StepGradients {
   // The same of some buckets, each by its place among all: the smaller place comes first there.
   using Place = std::pair<int64_t, int64_t>;
   std::map<Place, at::Tensor> counted_of(const std::vector<int64_t>& buckets) const;
+  bool exact() const { return exact_; }
+  // With exact(): whether each gradient that this rank added in the step was finite and below
+  // kPairLimit. If not, the step's gradients mean nothing.
+  bool all_fit() const;
 
  private:
   enum class State : uint8_t { kLocal, kShare, kWhole };
@@ -72,7 +79,12 @@ class StepGradients {
     at::Tensor sent;
     Pending pending;
   };
-  at::Tensor take(const Bucket& bucket);  // [size], in the type of sums
+  void add_exactly(size_t slot, const at::Tensor& flat);
+  void finish_exactly(Bucket& bucket);    // f32 of what is whole
+  at::Tensor take(const Bucket& bucket);  // [size], in the type of sums; exact: as pairs
+  // Elements of a buffer of sums for n of a bucket, and their type between ranks' calls.
+  int64_t room_for(int64_t n) const;
+  at::ScalarType type_of_sums(const Bucket& bucket) const;
   void finish(Reduction& reduction);
   void finish_all();
   void complete(size_t bucket);
@@ -83,7 +95,8 @@ class StepGradients {
   std::vector<Bucket>& buckets_;
   const std::vector<ParamSlot>& slots_;
   const at::ScalarType sum_type_;
-  const bool alone_;
+  const bool alone_, exact_;
+  std::vector<char> fits_;         // of each slot, with exact_
   std::vector<at::Tensor> grads_;  // of each slot, or undefined
   std::vector<char> is_sum_;       // of each slot: its gradient is a sum that we made
   std::vector<State> states_;      // of each bucket; kWhole where no ranks sum it

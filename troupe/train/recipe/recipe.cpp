@@ -170,6 +170,7 @@ void check_train(const Recipe& r, Problems& problems) {
   check_fp64(r, problems);
   check_teacher(r, problems);
   for (const auto& [path, why] : preference_faults(r)) problems.add(path, why);
+  for (const auto& [path, why] : bits_faults(r)) problems.add(path, why);
   problems.add_all("train.cuda_graph", graph_faults(r));
   for (const auto& [path, why] : update_faults(r)) problems.add(path, why);
   if (problems.empty()) problems.add_all("train.offload_layers", offload_faults(r));

@@ -27,6 +27,7 @@
 #include "troupe/train/optim/lr_schedule.h"
 #include "troupe/train/optim/optimizer.h"
 #include "troupe/train/optim/update_place.h"
+#include "troupe/train/recipe/bits.h"
 #include "troupe/train/recipe/fp8.h"
 #include "troupe/train/recipe/parallel.h"
 #include "troupe/train/recipe/precision.h"
@@ -167,6 +168,7 @@ struct RunConfig {
   DeviceKind device = DeviceKind::kAuto;
   int64_t threads = 0;           // of the CPU; 0: one a core
   bool deterministic = true;     // on a GPU: nothing whose bits differ from run to run
+  Bits bits = Bits::kRepeat;     // train/recipe/bits.h
   Duration time_limit = {};      // stops in time to save; 0: none
   Duration grace = seconds(30);  // SIGTERM to SIGKILL, as torchrun and SLURM have it; 0: no end
   Duration start_timeout = seconds(300);  // for all ranks to arrive
@@ -182,6 +184,8 @@ struct RunConfig {
     f("deterministic", c.deterministic,
       "GPU: bitwise repeatable runs; false: PyTorch's fastest attention, whose gradients are not. "
       "CPU runs always are.");
+    f("bits", c.bits,
+      "repeat: the same bits in one layout, by run.deterministic; layout: in every layout (CPU).");
     f("time_limit", c.time_limit, "Time limit: the run saves and stops before it; 0s: none.");
     f("grace", c.grace, "Time from SIGTERM to SIGKILL; slower saves are warned of; 0s: no limit.");
     f("start_timeout", c.start_timeout, "Timeout of the rendezvous of all ranks at the start.");

@@ -81,8 +81,13 @@ void collect(StepOutput& out, const Action& action, const UnitResult& result,
   const auto m = static_cast<size_t>(action.microbatch);
   const bool counts = input.counts_terms && input.microbatches[m].ids_BS.numel() > 0;
   const size_t factor = input.microbatches.size() + m;
-  if (result.loss_sum.defined()) add_to(out.loss, result.loss_sum, input, factor);
-  if (result.mtp_sum.defined()) add_to(out.mtp, result.mtp_sum, input, factor);
+  const auto add = [&](at::Tensor& sum, std::vector<at::Tensor>& all, const at::Tensor& x) {
+    if (!x.defined()) return;
+    add_to(sum, x, input, factor);
+    if (input.apart) add_to(all.emplace_back(), x, input, factor);
+  };
+  add(out.loss, out.losses, result.loss_sum);
+  add(out.mtp, out.mtps, result.mtp_sum);
   if (result.ce_sum.defined()) add_to(out.ce, result.ce_sum, input, factor);
   if (result.kl_sum.defined()) add_to(out.kl, result.kl_sum, input, factor);
   if (result.rewards_3.defined()) add_to(out.rewards_3, result.rewards_3, input, factor);
@@ -313,7 +318,7 @@ void Executor::forward(const Action& action, const StepInput& input, bool light)
   at::Tensor h = values_.input_of(action);
   const at::AutoGradMode graph(!light);
   if (!light && h.defined()) h = h.detach().set_requires_grad(true);
-  const bool halves = !light && halved_.contains(cell);
+  const bool halves = !light && (halved_.contains(cell) || input.apart);
   const auto late = halves ? std::make_shared<LateQueue>() : nullptr;
   UnitResult result;
   {
@@ -365,7 +370,11 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   }
   values_.drop_gradient_of_output(action);
   values_.drop_input(action);
-  if (action.kind == Kind::kBackwardInput) late_[cell] = std::move(forward_state.late);
+  if (action.kind == Kind::kBackwardInput) {
+    late_[cell] = std::move(forward_state.late);
+  } else if (forward_state.late) {
+    add_late(*forward_state.late, action, handlers);
+  }
 }
 
 void Executor::backward_weight(const Action& action, const Handlers& handlers) {
@@ -374,16 +383,20 @@ void Executor::backward_weight(const Action& action, const Handlers& handlers) {
   faults_.at("late", step_);
   const auto found = late_.find({action.chunk, action.microbatch});
   params_.need(action.chunk);
+  add_late(*found->second, action, handlers);
+  late_.erase(found);
+}
+
+void Executor::add_late(LateQueue& late, const Action& action, const Handlers& handlers) {
   std::map<const at::TensorImpl*, int64_t> slots;
   for (const auto& [slot, p] : params_.at(action.chunk)) {
     slots[p->value.unsafeGetTensorImpl()] = slot;
   }
-  found->second->run([&](const at::Tensor& parameter, const at::Tensor& gradient) {
+  late.run([&](const at::Tensor& parameter, const at::Tensor& gradient) {
     const int64_t slot = slots.at(parameter.unsafeGetTensorImpl());
     if (handlers.gradient) handlers.gradient(action, slot, gradient);
     store_.gradients().add(slot, gradient);
   });
-  late_.erase(found);
 }
 
 }  // namespace troupe

@@ -15,6 +15,10 @@
 // A backward in halves (I, W) makes the gradients of weights later (ops/support/late.h): W adds
 // them as B would have, so sums over microbatches are the same bits.
 //
+// With StepInput::apart each use of a parameter adds a gradient of its own to the store, by way of
+// W's half at the end of each backward, and the losses of microbatches stay apart: whoever adds them
+// chooses the order (run.bits layout).
+//
 // Of units that offload() names, what a graph keeps waits in host memory from F on and is back for
 // B (activation_offload.h); it comes while the backward before B in the list runs.
 //
@@ -54,6 +58,7 @@ struct StepInput {
   double loss_scale = 1;
   int64_t all_microbatches = 0;  // of all ranks, those without rows not counted
   int64_t first_token = 0;       // global index, within the step, of microbatch 0's first
+  bool apart = false;            // gradients of each use, and losses of each microbatch
   bool counts_terms = true;   // of auxiliary losses: one rank of those that share the microbatches
   bool keep_choices = false;  // StepOutput::choices
   // step_numbers(), f64 on the device: they are read from there. Undefined: from what is above.
@@ -124,6 +129,7 @@ class Executor {
   void forward(const Action& action, const StepInput& input, bool light);
   void backward(const Action& action, const StepInput& input, const Handlers& handlers);
   void backward_weight(const Action& action, const Handlers& handlers);
+  void add_late(LateQueue& late, const Action& action, const Handlers& handlers);
   void reduce(const Action& action, const StepInput& input);
   void update(const Action& action, const Handlers& handlers);
   void find_next_backwards(const std::vector<Action>& list);

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -61,6 +62,27 @@ bool stays_whole(const ParamStore& store, const Param& p) {
   return !store.buckets()[static_cast<size_t>(bucket)].dropped_between_uses;
 }
 
+Sharing sharing_of(const ParallelSetup& setup, const Recipe& recipe) {
+  Sharing out = setup.sharing;
+  out.exact = recipe.run.bits == Bits::kLayout;
+  return out;
+}
+
+// The sum of a batch's weights in f64, which ranks add in parts: exact where each is a multiple of
+// 2^-32 and all are below 2^21.
+void require_exact_weights(const Feed& feed) {
+  constexpr double kUnits = 0x1p32;
+  for (const Batch& batch : feed.microbatches) {
+    const at::Tensor units = batch.weights_BS.to(at::kDouble) * kUnits;
+    if (!at::equal(units, units.round())) {
+      fail(Code::kBadValue, "run.bits", "layout needs weights of targets that are multiples of",
+           "2^-32, so that their sum is exact in every layout; round them, or set it to repeat");
+    }
+  }
+  TROUPE_CHECK(feed.weight_sum < 0x1p21, "a step's targets weigh", feed.weight_sum,
+               ", and run.bits layout adds weights below 2^21");
+}
+
 // Null: experts stay.
 std::unique_ptr<Rebalancer> build_rebalancer(const ResolvedRun& run, const ParallelSetup& setup,
                                              Model& model, ParamStore& store) {
@@ -98,6 +120,7 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
       faults_(faults),
       model_(build_model(run.model, build_options(run, *setup, faults))),
       setup_(std::move(setup)) {
+  require_bits(recipe_);
   if (recipe_.train.fp8) use_fp8(*recipe_.train.fp8, *model_);
   if (!device_.is_cpu()) {
     // What names no device, such as an allocation, is of this rank's too.
@@ -115,7 +138,7 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
     params.push_back({name, &p, first.at(name)});
   });
   const bool in_backward = recipe_.train.update == UpdatePlace::kInBackward;
-  Sharing sharing = setup_->sharing;
+  Sharing sharing = sharing_of(*setup_, recipe_);
   sharing.by_unit = in_backward;
   store_ = std::make_unique<ParamStore>(
       std::move(params), at::TensorOptions(type_of(precision_)).device(device_),
@@ -153,6 +176,7 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
 
 StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
   // Else ranks would issue lists of other lengths, and sum what does not belong together (A3).
+  if (recipe_.run.bits == Bits::kLayout) require_exact_weights(feed);
   const auto own = std::ssize(feed.microbatches);
   const int64_t all = feed.all_microbatches, data = setup_->state.data_ranks();
   TROUPE_CHECK(own == (all + data - 1) / data, "this rank has", own, "microbatches of", all, "over",
@@ -172,6 +196,7 @@ StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
                 .loss_scale = precision_ == Precision::kFp16 ? state.loss_scale.scale : 1,
                 .all_microbatches = feed.all_microbatches,
                 .first_token = feed.first_token,
+                .apart = recipe_.run.bits == Bits::kLayout,
                 .counts_terms = setup_->state.first_of_microbatch(),
                 .keep_choices = feed.keep_choices};
   TROUPE_CHECK(teacher_ || !recipe_.train.teacher || !has_head(), "nobody opened the teacher");

@@ -11,12 +11,15 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
 #include "troupe/core/check.h"
 #include "troupe/ops/grad_norm.h"
 #include "troupe/train/layout/expert_dispatch.h"
+#include "troupe/train/params/exact_gradients.h"
 
 namespace troupe {
 namespace {
@@ -156,12 +159,36 @@ at::Tensor StepUpdate::squares_of_step() {
   return sum_squares(run_.store.gradients().counted());
 }
 
+// Of all ranks, f64: loss, MTP loss and the squares of the norm, with the bits of one process.
+at::Tensor StepUpdate::sum_exactly(const StepOutput& output) {
+  const StepGradients& gradients = run_.store.gradients();
+  std::array<ExactSum, 3> sums;
+  for (const at::Tensor& loss : output.losses) sums[kLoss].add(loss.item<double>());
+  for (const at::Tensor& loss : output.mtps) sums[kMtpLoss].add(loss.item<double>());
+  sums[kNorm] = exact_squares(gradients.counted());
+  if (!gradients.all_fit()) sums[kNorm].add(std::numeric_limits<double>::quiet_NaN());
+  std::vector<int64_t> words;
+  for (const ExactSum& sum : sums) {
+    const ExactSum::Words own = sum.carried();
+    words.insert(words.end(), own.begin(), own.end());
+  }
+  const at::Tensor all = summed(run_.setup.state.sum_over_all(), at::tensor(words, at::kLong));
+  std::vector<double> out;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    ExactSum::Words own;
+    std::copy_n(all.const_data_ptr<int64_t>() + i * own.size(), own.size(), own.begin());
+    out.push_back(ExactSum(own).value());
+  }
+  return at::tensor(out, at::kDouble);
+}
+
 StepUpdate::Measured StepUpdate::measured(const StepOutput& output, const at::Tensor& factor,
                                           const std::vector<double>& votes) {
   const c10::Device device = run_.store.options().device();
   const double clip = run_.recipe.train.clip;
   const at::Tensor none = at::zeros({}, f64_on(device));  // the rank that has the head made them
-  const at::Tensor squares = squares_of_step().to(device);
+  const bool exact = run_.store.gradients().exact();
+  const at::Tensor squares = exact ? none.unsqueeze(0) : squares_of_step().to(device);
   // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
   const auto here = [&](const at::Tensor& sum) { return sum.defined() ? sum : none; };
   std::vector<at::Tensor> own = {
@@ -174,7 +201,8 @@ StepUpdate::Measured StepUpdate::measured(const StepOutput& output, const at::Te
     parts = at::cat({parts, rewards.defined() ? rewards : at::zeros({3}, f64_on(device))});
   }
   if (!votes.empty()) parts = at::cat({parts, at::tensor(votes, at::kDouble).to(device)});
-  const at::Tensor sums = summed(run_.setup.state.sum_over_all(), parts);
+  const at::Tensor sums = summed(run_.setup.state.sum_over_all(), parts).clone();
+  if (exact) sums.narrow(0, kLoss, kNorm + 1).copy_(sum_exactly(output));
   const auto [scale, norm_f32] = clip_scale(
       sums.narrow(0, kNorm, 1), clip > 0 ? clip : std::numeric_limits<double>::infinity());
   const at::Tensor norm = run_.precision == Precision::kFp64 ? sums.narrow(0, kNorm, 1).sqrt()

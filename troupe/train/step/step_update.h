@@ -82,6 +82,7 @@ class StepUpdate {
   bool taught() const { return run_.recipe.train.teacher.has_value(); }
   bool prefers() const { return run_.recipe.train.loss == LossKind::kDpo; }
   int64_t extras() const { return taught() ? 2 : prefers() ? 3 : 0; }
+  at::Tensor sum_exactly(const StepOutput& output);
   void update_all(const Rates& rates, const at::Tensor& scale, const TrainState& state);
   at::Tensor last_scale(const TrainState& state) const;
   at::Tensor squares_of_step();
