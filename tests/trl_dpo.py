@@ -10,7 +10,7 @@ import types
 from collections import defaultdict
 
 import torch
-import transformers.trainer  # noqa: F401  (asks which of them are installed, before the stand-ins)
+import transformers.trainer
 
 
 def installed():
@@ -32,6 +32,7 @@ class Empty(types.ModuleType):
 
 
 def trainer():
+    assert transformers.trainer  # asked which packages are installed, before there are stand-ins
     for names in (("datasets", "datasets.fingerprint"), ("pandas",)):
         if importlib.util.find_spec(names[0]) is None:
             sys.modules.update({name: Empty(name) for name in names})

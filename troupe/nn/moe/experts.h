@@ -13,6 +13,7 @@
 #include "troupe/core/text/text.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/params/param.h"
+#include "troupe/nn/parts/context.h"
 #include "troupe/nn/parts/fp8_products.h"
 #include "troupe/nn/parts/lora.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8.h"
@@ -150,7 +151,9 @@ class Experts {
  public:
   Experts(const ExpertsConfig& config, const ExpertsShape& shape);
 
-  ExpertsOutput forward(const ExpertRows& rows) const;
+  // `context` is that of the tokens: adapters read it for their dropout, which needs all experts
+  // here, with the tokens as source rows.
+  ExpertsOutput forward(const ExpertRows& rows, const Context& context = {}) const;
   // From now on products have 8-bit operands (ops/moe_ffn/moe_ffn_fp8.h). Refuses experts that this
   // does not take: train/recipe/fp8.h names them.
   void compute_in_fp8(const Fp8Options& fp8);
@@ -180,7 +183,9 @@ class Experts {
 
  private:
   ExpertWeights weights() const;
-  at::Tensor frozen_forward(const ExpertRows& rows, const FfnOptions& options) const;
+  at::Tensor frozen_forward(const ExpertRows& rows, const FfnOptions& options,
+                            const Context& context) const;
+  Context dropped_rows(const ExpertRows& rows, const Context& context) const;
   void add_adapters(const ExpertsShape& shape);
 
   ExpertsConfig config_;
