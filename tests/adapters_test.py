@@ -6,6 +6,7 @@ import unittest
 
 import peft
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -264,17 +265,100 @@ class Adapters(TuneTest):
     def test_245_expert_ranks_and_sharded_parameters_train_the_same(self):
         self.tuned()
         self.check_two_ranks()
-        said = self.troupe("check", "tune.yaml", "--ranks", "2", "--set", "parallel={tensor: 2}", code=2)
-        self.assertIn("2 ranks would cut the matrices of attention, whose adapters (model.lora) need them whole; use 1", said)
+
+    def test_245_tensor_ranks_train_the_same_and_their_checkpoints_are_of_any_layout(self):
+        self.imported()
+        self.write_recipe(LORA, every_steps=4, keep=0)
+        self.troupe("train", "tune.yaml", "--quiet")
+        want, cut = self.losses("tuned"), "parallel={tensor: 2, split_shared: on}"
+        self.with_ranks("cut", cut)
+        self.check_losses(self.losses("cut"), want, cut)
+        # One process goes on from their step, and they from its own.
+        shutil.copytree(self.folder / "cut/step-000004", self.folder / "one/step-000004")
+        self.troupe("train", "tune.yaml", "--quiet", "--set", "checkpoint.dir=one")
+        self.check_losses(self.losses("one"), want[4:], "one")
+        shutil.copytree(self.folder / "tuned/step-000004", self.folder / "two/step-000004")
+        self.with_ranks("two", cut)
+        self.check_losses(self.losses("two"), want[4:], "two")
+        # Factors of both are whole, and PEFT's.
+        merged = []
+        for run in ("tuned", "cut"):
+            self.troupe("export", run, "merged", "--merge", "--dtype", "float32", "--force")
+            merged.append(logits(load(self.folder / "merged")))
+        self.assertLess(apart(*merged), 1e-3)
+
+    def with_ranks(self, run, *settings):
+        options = [word for setting in (f"checkpoint.dir={run}", *settings) for word in ("--set", setting)]
+        self.troupe("launch", "-n", "2", "--quiet", "--", "train", "tune.yaml", "--quiet", *options)
+
+    def check_losses(self, own, want, what):
+        self.assertEqual(len(own), len(want), what)
+        for a, b in zip(want, own):
+            self.assertLess(abs(a - b), 1e-4 * abs(a), (what, want, own))
+
+    def test_245_dropout_is_drawn_by_the_token_whatever_the_layout(self):
+        self.imported()
+        self.write_recipe(LORA | {"dropout": 0.3}, every_steps=4, keep=0)
+        self.troupe("train", "tune.yaml", "--quiet")
+        want = self.losses("tuned")
+        # Recomputed layers draw the same, and so does a run that goes on: the same bits.
+        for run, setting in (("again", "train.recompute='1'"), ("layers", "model.moe.recompute=layer")):
+            self.troupe("train", "tune.yaml", "--quiet", "--set", f"checkpoint.dir={run}", "--set", setting)
+            self.assertEqual(self.losses(run), want, setting)
+        shutil.copytree(self.folder / "tuned/step-000004", self.folder / "further/step-000004")
+        self.troupe("train", "tune.yaml", "--quiet", "--set", "checkpoint.dir=further")
+        self.assertEqual(self.losses("further"), want[4:])
+        for layout in ("shard: full", "pipeline: 2", "context: 2", "tensor: 2, split_shared: on"):
+            run = "".join(c for c in layout if c.isalnum())
+            self.with_ranks(run, f"parallel={{{layout}}}")
+            self.check_losses(self.losses(run), want, layout)
+        # It drops: at the first step B is zero, at those behind it is not.
+        self.troupe("train", "tune.yaml", "--quiet", "--set", "checkpoint.dir=kept", "--set", "model.lora.dropout=0")
+        self.assertEqual(self.losses("kept")[0], want[0])
+        self.assertGreater(abs(self.losses("kept")[-1] - want[-1]), 1e-4)
+        # Outside training it does not: the checkpoint's logits are those of the merged weights, and PEFT's.
+        self.assertLess(apart(logits(self.with_peft()), logits(self.merged())), 1e-4)
+
+    def test_245_dropout_goes_to_peft_and_comes_back(self):
+        self.tuned(dropout=0.25, targets=["attention", "shared", "ffn"])
+        self.export_adapter()
+        file = self.folder / "adapter/adapter_config.json"
+        self.assertEqual(json.loads(file.read_text())["lora_dropout"], 0.25)
+        self.assertEqual(self.with_peft().peft_config["default"].lora_dropout, 0.25)
+        self.import_adapter()
+        lora = yaml.safe_load((self.folder / "start/recipe.yaml").read_text())["model"]["lora"]
+        self.assertEqual((lora["rank"], lora["dropout"]), (3, 0.25))
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_dropout": 1.0}))
+        self.assertIn("lora_dropout is 1.0; it must be in [0, 1)", self.troupe("import", "run", "x", "--adapter", "adapter", code=4))
+        # PEFT refuses dropout beside a parameter that it adapts by itself.
+        self.write_recipe(LORA | {"dropout": 0.25}, dir="whole")
+        self.troupe("train", "tune.yaml", "--quiet", "--set", "train.steps=1")
+        self.troupe("export", "whole", "--adapter", "adapter", "--base", str(self.folder / "base"), "--force")
+        self.assertEqual(json.loads(file.read_text())["lora_dropout"], 0)
 
     def test_245_what_cannot_be_is_refused_with_what_to_do(self):
         self.imported()
         for lora, said in (({"rank": 3, "targets": ["attention", "head"]}, "one of attention, experts, shared, router, ffn"),
                            ({"rank": 3, "targets": []}, "name at least one of attention, experts, shared, router, ffn"),
+                           ({"rank": 3, "targets": ["router", "router"]}, "model.lora.targets: E2005 names router more than once"),
+                           ({"rank": -1}, "model.lora.rank: E2005 is -1; it must be 0 (off) or more"),
                            ({"rank": 65}, "model.lora.rank: E2005 is 65 and the model's width is 64"),
+                           ({"rank": 3, "alpha": 0}, "model.lora.alpha: E2005 is 0; it must be above 0"),
+                           ({"rank": 3, "dropout": 1}, "model.lora.dropout: E2005 is 1; it must be in [0, 1)"),
+                           ({"dropout": 0.1}, "model.lora.dropout: E2005 is 0.1 and model.lora.rank is 0"),
+                           ({"frozen": {"format": "nf4"}}, "keeps weights in few bits, which cannot be trained"),
+                           ({"rank": 3, "frozen": {"format": "int4"}}, "one of nf4, int8, fp8, mxfp4"),
+                           ({"rank": 3, "frozen": {"targets": ["router"]}}, "model.lora.frozen.targets: E2005 names router"),
                            ({"rank": 3, "dora": True}, "dora")):
             self.write_recipe(lora)
             self.assertIn(said, self.troupe("train", "tune.yaml", code=2))
+        layouts = (({"dropout": 0.1}, "expert: 2", "2 ranks send rows to each other's experts, whose adapters drop by the row's token"),
+                   ({"dropout": 0.1}, "tensor: 2, context: 2", "gather tokens of places that dropout of adapters"),
+                   ({"frozen": {"targets": ["attention"]}}, "tensor: 2", "which model.lora.frozen keeps in few bits, whole; use 1"),
+                   ({}, "expert_tensor: 2", "2 slices, which experts with lora do not take; use 1"))
+        for lora, layout, said in layouts:
+            self.write_recipe(LORA | lora)
+            self.assertIn(said, self.troupe("check", "tune.yaml", "--ranks", "4", "--set", f"parallel={{{layout}}}", code=2))
         self.assertIn("has no adapters: it was not trained with model.lora", self.troupe("export", "run", "x", "--merge", code=4))
         self.assertIn("has no adapters", self.troupe("export", "run", "--adapter", "x", code=4))
         self.write_recipe({"rank": 2})

@@ -1,6 +1,6 @@
 """Preference pairs and train.loss: dpo. A tiny Qwen2-MoE with adapters on every target is trained on pairs, beside torch: the
 published formulas (DPO, IPO, SLiC) over transformers' model in PEFT, whose reference is the same model with its adapter disabled,
-as TRL's DPOTrainer computes them."""
+as TRL's DPOTrainer computes them, and that trainer's own loss."""
 import json
 import unittest
 
@@ -10,6 +10,7 @@ import yaml
 from torch.nn.functional import logsigmoid
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import trl_dpo
 from tiny_hub import FolderTest, random_model
 
 MODEL = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -125,6 +126,19 @@ class Dpo(FolderTest):
                     for key in ("rewards/chosen", "rewards/rejected", "rewards/margins"):
                         self.assertLess(abs(a[key] - b[key]), 1e-4, key)
                     self.assertEqual(a["rewards/accuracies"], b["rewards/accuracies"])
+
+    @unittest.skipUnless(trl_dpo.installed(), "the PyPI package trl is not installed")
+    def test_the_losses_are_those_of_trls_trainer(self):
+        self.train("first", "run/step-000000", steps=2)
+        model, (ids, mask) = self.with_peft(), rows_of(PAIRS)
+        for kind in ("sigmoid", "ipo", "hinge"):
+            with self.subTest(kind):
+                own = self.train(kind, self.step_of("first"), steps=1, dpo={"beta": BETA, "loss": kind})[0]
+                theirs = trl_dpo.loss(model, ids, mask, kind, BETA)
+                self.assertLess(abs(own["loss"] - theirs["loss"]), 1e-5 * abs(theirs["loss"]), (own, theirs))
+                for key in ("rewards/chosen", "rewards/rejected", "rewards/margins"):
+                    self.assertLess(abs(own[key] - theirs[key]), 1e-5, key)
+                self.assertEqual(own["rewards/accuracies"], theirs["rewards/accuracies"])
 
     def test_microbatches_and_ranks_change_nothing(self):
         one = self.train("one", "run/step-000000")

@@ -178,6 +178,7 @@ class Families(GgufTest):
                     got, want = loaded(ids).logits, model(ids).logits
                 self.assertLess(((got - want).abs().max() / want.abs().max()).item(), 1e-4)
 
+    @unittest.skipUnless(GGUF, "the PyPI package gguf is not installed")
     @unittest.skipUnless(llama_cpp.installed(), "the PyPI package xllamacpp, which has llama.cpp in it, is not installed")
     def test_llama_cpp_computes_the_same_logits(self):
         torch.manual_seed(7)
@@ -192,12 +193,29 @@ class Families(GgufTest):
                 # tensor that is mixed up differs by more than a tenth.
                 for kind, bound in (("f32", 1e-2), ("bf16", 5e-2), ("q8_0", 5e-2)):
                     self.export(kind, kind + ".gguf")
-                    with llama_cpp.Model(self.folder / (kind + ".gguf")) as theirs:
-                        got = theirs.logits(ids[0].tolist(), VOCAB)
+                    if kind == "q8_0":  # the weights' own rounding moves these logits by up to 7 %: beside the rounded ones
+                        self.round_to("q8_0.gguf", "f32.gguf")
+                        want = self.llama_logits("f32.gguf", ids)
+                    got = self.llama_logits(kind + ".gguf", ids)
                     errors = np.abs(got - want).max(1) / np.abs(want).max(1)
                     self.assertLess(np.median(errors), bound, kind)
                     if kind == "f32":
                         self.assertLess(errors.max(), 2 * bound)
+
+    def llama_logits(self, name, ids):
+        with llama_cpp.Model(self.folder / name) as theirs:
+            return theirs.logits(ids[0].tolist(), VOCAB)
+
+    def round_to(self, packed, whole):
+        """Gives the f32 tensors of the file `whole` the values that `packed` has in fewer bits."""
+        rounded = {t.name: t for t in gguf.GGUFReader(self.folder / packed).tensors}
+        changed = 0
+        for tensor in gguf.GGUFReader(self.folder / whole, "r+").tensors:
+            of = rounded[tensor.name]
+            values = gguf.quants.dequantize(of.data, of.tensor_type).reshape(tensor.data.shape)
+            changed += not np.array_equal(values, tensor.data)
+            tensor.data[:] = values
+        self.assertGreater(changed, 10)
 
     @unittest.skipUnless(GGUF, "the PyPI package gguf is not installed")
     def test_fields_are_the_models(self):

@@ -140,6 +140,11 @@ class PeftAdapter {
   std::vector<std::string> order_;                // of the names, as modules list their parameters
 };
 
+// PEFT takes no dropout where it adapts a parameter by itself (experts, the router).
+double written_dropout(const LoraConfig& config, const PeftWritten& targets) {
+  return targets.parameters.empty() ? config.dropout : 0;
+}
+
 std::string config_text(const LoraConfig& config, const PeftWritten& targets,
                         const PeftFolder& to) {
   nlohmann::ordered_json out = {{"peft_type", "LORA"},
@@ -148,7 +153,7 @@ std::string config_text(const LoraConfig& config, const PeftWritten& targets,
                                 {"base_model_name_or_path", nullptr},
                                 {"r", config.rank},
                                 {"lora_alpha", config.alpha},
-                                {"lora_dropout", 0.0},
+                                {"lora_dropout", written_dropout(config, targets)},
                                 {"use_rslora", config.rslora},
                                 {"bias", "none"},
                                 {"fan_in_fan_out", false},

@@ -141,7 +141,6 @@ class PeftReading {
       fill(out, weight, site);
     }
     out.tensors = theirs_.size();
-    out.notes = settings_.notes;
     if (most > 1) {
       out.notes.push_back("rank " + std::to_string(r) + " becomes " + std::to_string(most * r) +
                           ": matrices that are one here have an A each");

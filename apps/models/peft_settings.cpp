@@ -109,16 +109,16 @@ PeftSettings peft_settings_of(const std::string& file, const PeftJson& config) {
   PeftSettings out;
   out.factors = {.rank = config.at("r").get<int64_t>(),
                  .alpha = config.at("lora_alpha").get<double>(),
-                 .rslora = config.value("use_rslora", false)};
+                 .rslora = config.value("use_rslora", false),
+                 .dropout = config.value("lora_dropout", 0.0)};
+  if (!(out.factors.dropout >= 0 && out.factors.dropout < 1)) {
+    refuse_peft_key(file, "lora_dropout", config.at("lora_dropout"), "; it must be in [0, 1)");
+  }
   if (out.factors.rank < 1) refuse_peft_key(file, "r", config.at("r"), "; it must be 1 or more");
   const PeftJson version = config.value("peft_version", PeftJson());
   out.turned = is_before_0_19(version.is_string() ? version.get<std::string>() : "");
   const PeftJson parameters = config.value("target_parameters", PeftJson());
   if (parameters.is_array()) out.parameters = parameters.get<std::vector<std::string>>();
-  const double dropout = config.value("lora_dropout", 0.0);
-  if (dropout > 0) {
-    out.notes.push_back("lora_dropout " + to_text(dropout) + " is a setting of training alone");
-  }
   return out;
 }
 

@@ -12,7 +12,6 @@ struct PeftSettings {
   LoraConfig factors;
   bool turned = false;  // experts' square factors are those of PEFT 0.18 and before
   std::vector<std::string> parameters = {};  // target_parameters
-  std::vector<std::string> notes = {};       // what is not taken over, and changes no logits
 };
 
 // E4008 for a file that is none of a LoRA adapter, and for each setting that adapters here do not

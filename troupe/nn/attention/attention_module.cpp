@@ -30,9 +30,9 @@ Init up_init(const ModelConfig& c) {
   return {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)};
 }
 
-Linear projection(const ModelConfig& c, int64_t rows) {
+Linear projection(const ModelConfig& c, int64_t rows, DropPlace place) {
   return Linear({rows, c.width, up_init(c), c.qkv_bias.value_or(c.bias),
-                 c.lora.of(LoraTarget::kAttention), c.lora.bits_of(LoraTarget::kAttention)});
+                 c.lora.of(LoraTarget::kAttention), c.lora.bits_of(LoraTarget::kAttention), place});
 }
 
 std::optional<NormModule> qk_norm(const ModelConfig& c, int64_t heads, int64_t dim) {
@@ -69,28 +69,31 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
       qk_norm_(c.qk_norm),
       clip_(c.clip_qkv),
       dropout_(c.attn_dropout),
-      q_(projection(c, l.heads * l.head_dim)),
-      k_(projection(c, l.kv_heads * l.head_dim)),
-      v_(projection(c, l.kv_heads * l.head_dim)),
+      q_(projection(c, l.heads * l.head_dim, DropPlace::kQuery)),
+      k_(projection(c, l.kv_heads * l.head_dim, DropPlace::kKey)),
+      v_(projection(c, l.kv_heads * l.head_dim, DropPlace::kValue)),
       out_({c.width, l.heads * l.head_dim, residual_init(c), c.out_bias.value_or(c.bias),
-            c.lora.of(LoraTarget::kAttention), c.lora.bits_of(LoraTarget::kAttention)}),
+            c.lora.of(LoraTarget::kAttention), c.lora.bits_of(LoraTarget::kAttention),
+            DropPlace::kOut}),
       q_norm_(qk_norm(c, l.heads, l.head_dim)),
       k_norm_(qk_norm(c, l.kv_heads, l.head_dim)),
       max_positions_(c.max_positions) {
   if (c.sinks) sinks_ = Param::of({l.heads}, {.kind = Init::kZero}, Group::kNoDecay);
   if (c.positions == PositionForm::kRope) rope_.emplace(c.rope, turned_dims(c, l));
-  require_whole(c.lora.of(LoraTarget::kAttention), sharding_.ranks(), "attention");
   require_whole(c.lora.bits_of(LoraTarget::kAttention), sharding_.ranks(), "attention");
   if (sharding_.alone()) return;
   layer_.heads = parts.heads(l.heads);
   layer_.kv_heads = parts.key_heads(l.kv_heads);
   parts.cut(q_.weight, 0);
+  parts.cut(q_.lora, 0);
   if (q_.bias) parts.cut(*q_.bias, 0);
   for (Linear* part : {&k_, &v_}) {
     parts.cut_key_heads(part->weight, l.kv_heads);
+    parts.cut_key_heads(part->lora, l.kv_heads);
     if (part->bias) parts.cut_key_heads(*part->bias, l.kv_heads);
   }
   parts.cut(out_.weight, 1);
+  parts.cut(out_.lora, 1);
   if (sinks_) parts.cut(*sinks_, 0);
   if (qk_norm_ != QkNorm::kWhole) return;
   parts.cut(q_norm_->weight, 0);
@@ -99,7 +102,7 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
 
 at::Tensor Attention::forward(const at::Tensor& x_tD, const AttentionCall& call) {
   const GatheredTokens x = sharding_.all_gather(x_tD, call.rows * call.tokens);
-  JoinedOptions joined{.weights_order = x.beside};
+  JoinedOptions joined{.weights_order = x.beside, .context = call.context};
   std::optional<Fp8Linear> out_fp8;
   if (const auto& fp8 = fp8_.options()) {
     joined.fp8 = {*fp8, Fp8Weights::kIn};
@@ -110,7 +113,7 @@ at::Tensor Attention::forward(const at::Tensor& x_tD, const AttentionCall& call)
   const bool plain = !clip_ && call.cache == nullptr && call.slice == nullptr && !split_norm &&
                      qk_norm_ != QkNorm::kHeadTurned && !(dropout_ > 0 && call.context.training);
   const at::Tensor o = plain ? core(qkv, call) : apart(qkv, call);
-  return out_of_heads(out_, sharding_, o.flatten(1), out_fp8);
+  return out_of_heads(out_, {sharding_, call.context}, o.flatten(1), out_fp8);
 }
 
 void Attention::compute_in_fp8(const Fp8Options& fp8) {
@@ -246,14 +249,18 @@ at::Tensor Attention::over_ring(const CoreInputs& in, const AttentionForm& form,
                           slice.ring(form.window));
 }
 
-at::Tensor out_of_heads(const Linear& out, const TokenSharding& sharding, const at::Tensor& o_TN,
+at::Tensor out_of_heads(const Linear& out, const HeadsOf& of, const at::Tensor& o_TN,
                         const std::optional<Fp8Linear>& fp8) {
+  const auto& [sharding, context] = of;
   const auto in_fp8 = [&](bool biased) {
-    return joined_linear(o_TN, {&out}, {.fp8 = fp8, .biased = biased});
+    return joined_linear(o_TN, {&out}, {.fp8 = fp8, .biased = biased, .context = of.context});
   };
-  if (sharding.alone()) return fp8 ? in_fp8(true) : out.forward(o_TN);
-  const at::Tensor y_tD =
-      sharding.reduce_scatter(fp8 ? in_fp8(false) : linear_product(o_TN, out.weight.value));
+  if (sharding.alone()) return fp8 ? in_fp8(true) : out.forward(o_TN, context);
+  const auto part = [&] {
+    const at::Tensor y = linear_product(o_TN, out.weight.value);
+    return out.lora ? y + out.lora->delta(o_TN, context) : y;
+  };
+  const at::Tensor y_tD = sharding.reduce_scatter(fp8 ? in_fp8(false) : part());
   return out.bias ? y_tD + out.bias->value : y_tD;  // once, behind the sum
 }
 

@@ -120,7 +120,11 @@ class Attention : public AttentionModule {
 };
 
 // The output projection: heads of this rank for all tokens in, y of this rank's tokens out.
-at::Tensor out_of_heads(const Linear& out, const TokenSharding& sharding, const at::Tensor& o_TN,
+struct HeadsOf {
+  const TokenSharding& sharding;
+  const Context& context;
+};
+at::Tensor out_of_heads(const Linear& out, const HeadsOf& of, const at::Tensor& o_TN,
                         const std::optional<Fp8Linear>& fp8 = {});
 
 // Initial values of projections into the residual stream: std / sqrt(2 layers) with scaled_init.

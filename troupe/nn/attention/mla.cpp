@@ -14,13 +14,14 @@
 namespace troupe {
 namespace {
 
-LinearShape product(const ModelConfig& c, int64_t out, int64_t in) {
+LinearShape product(const ModelConfig& c, int64_t out, int64_t in, DropPlace place) {
   return {out,
           in,
           {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)},
           false,
           c.lora.of(LoraTarget::kAttention),
-          c.lora.bits_of(LoraTarget::kAttention)};
+          c.lora.bits_of(LoraTarget::kAttention),
+          place};
 }
 
 bool whole_groups(int64_t out, int64_t in) {
@@ -58,9 +59,10 @@ std::vector<MlaProduct> mla_products(const ModelConfig& c, const LayerConfig& l)
   return out;
 }
 
-at::Tensor Mla::Product::forward(const at::Tensor& x) const {
+at::Tensor Mla::Product::forward(const at::Tensor& x, const Context& context) const {
   const std::optional<Fp8Linear> how = in_fp8();
-  return how ? joined_linear(x, {this}, {.fp8 = how}) : Linear::forward(x);
+  return how ? joined_linear(x, {this}, {.fp8 = how, .context = context})
+             : Linear::forward(x, context);
 }
 
 std::optional<Fp8Linear> Mla::Product::in_fp8() const {
@@ -78,53 +80,62 @@ Mla::Mla(const ModelConfig& c, const LayerConfig& l, const TensorParts& parts)
       index_(l.index),
       scale_(rope_softmax_factor(c.rope) / std::sqrt(static_cast<double>(l.head_dim))),
       dropout_(c.attn_dropout),
-      kv_down_(product(c, config_.kv_rank + config_.rope_dim, c.width)),
-      kv_up_(product(c, l.heads * (config_.nope_dim + config_.value_dim), config_.kv_rank)),
+      kv_down_(product(c, config_.kv_rank + config_.rope_dim, c.width, DropPlace::kLatentDown)),
+      kv_up_(product(c, l.heads * (config_.nope_dim + config_.value_dim), config_.kv_rank,
+                     DropPlace::kLatentUp)),
       out_({c.width, l.heads * config_.value_dim, residual_init(c), false,
-            c.lora.of(LoraTarget::kAttention), c.lora.bits_of(LoraTarget::kAttention)}),
+            c.lora.of(LoraTarget::kAttention), c.lora.bits_of(LoraTarget::kAttention),
+            DropPlace::kOut}),
       kv_norm_(latent_norm(c), config_.kv_rank),
       rope_(c.rope, config_.rope_dim),
       max_positions_(c.max_positions) {
   TROUPE_CHECK(!parts.head_exchange && !parts.ring,
                "context ranks exchange the keys of latent attention");
-  require_whole(c.lora.of(LoraTarget::kAttention), sharding_.ranks(), "attention");
   require_whole(c.lora.bits_of(LoraTarget::kAttention), sharding_.ranks(), "attention");
   parts.cut(kv_up_.weight, 0);
+  parts.cut(kv_up_.lora, 0);
   parts.cut(out_.weight, 1);
+  parts.cut(out_.lora, 1);
   if (config_.q_rank == 0) {
-    q_.emplace(product(c, l.heads * l.head_dim, c.width));
+    q_.emplace(product(c, l.heads * l.head_dim, c.width, DropPlace::kQuery));
     parts.cut(q_->weight, 0);
+    parts.cut(q_->lora, 0);
     return;
   }
-  q_down_.emplace(product(c, config_.q_rank, c.width));
-  q_up_.emplace(product(c, l.heads * l.head_dim, config_.q_rank));
+  q_down_.emplace(product(c, config_.q_rank, c.width, DropPlace::kQueryDown));
+  q_up_.emplace(product(c, l.heads * l.head_dim, config_.q_rank, DropPlace::kQueryUp));
   parts.cut(q_up_->weight, 0);
+  parts.cut(q_up_->lora, 0);
   q_norm_.emplace(latent_norm(c), config_.q_rank);
 }
 
-Mla::Inputs Mla::inputs(const at::Tensor& x_tD, int64_t tokens) const {
+Mla::Inputs Mla::inputs(const at::Tensor& x_tD, const AttentionCall& call) const {
+  const int64_t tokens = call.rows * call.tokens;
+  const Context& all_here = call.context;
+  Context here = all_here;  // of the own tokens
+  here.first_token += sharding_.own(tokens).from;
   const int64_t q_rank = config_.q_rank, kv_rank = config_.kv_rank, rope = config_.rope_dim;
   const auto latents = [&] {
-    const auto down = kv_down_.forward(x_tD).split_with_sizes({kv_rank, rope}, 1);
+    const auto down = kv_down_.forward(x_tD, here).split_with_sizes({kv_rank, rope}, 1);
     return std::pair(kv_norm_.forward(down[0]), down[1]);
   };
   if (q_) {
-    const at::Tensor q = q_->forward(sharding_.all_gather(x_tD, tokens).x_T);
+    const at::Tensor q = q_->forward(sharding_.all_gather(x_tD, tokens).x_T, all_here);
     const auto [c, r] = latents();
     if (sharding_.alone()) return {q, c, r};
     const at::Tensor all = sharding_.all_gather(at::cat({c, r}, 1), tokens).x_T;
     return {q, all.narrow(1, 0, kv_rank), all.narrow(1, kv_rank, rope)};
   }
-  const at::Tensor q = q_norm_->forward(q_down_->forward(x_tD));
+  const at::Tensor q = q_norm_->forward(q_down_->forward(x_tD, here));
   if (sharding_.alone()) {
-    const at::Tensor up = q_up_->forward(q);
+    const at::Tensor up = q_up_->forward(q, all_here);
     const auto [c, r] = latents();
     return {up, c, r};
   }
   const auto [c, r] = latents();
   const auto all = sharding_.all_gather(at::cat({q, c, r}, 1), tokens)
                        .x_T.split_with_sizes({q_rank, kv_rank, rope}, 1);
-  return {q_up_->forward(all[0]), all[1], all[2]};
+  return {q_up_->forward(all[0], all_here), all[1], all[2]};
 }
 
 at::Tensor Mla::turned(const at::Tensor& x, int64_t first, const AttentionCall& call) {
@@ -165,7 +176,7 @@ void Mla::for_each_fp8(const VisitFp8& f) {
 
 at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
   const auto& [q_rank, kv_rank, nope, rope, value, eps] = config_;
-  const Inputs in = inputs(x_tD, call.rows * call.tokens);
+  const Inputs in = inputs(x_tD, call);
   const at::Tensor q = turned(in.q_TN.unflatten(1, {heads_, -1}), nope, call);
   at::Tensor latent = in.latent_Tc;
   at::Tensor shared = turned(in.r_Tr.unsqueeze(1), 0, call);  // [T, 1, rope]
@@ -182,7 +193,8 @@ at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
   }
   const auto keys_values = [&, nope = nope, value = value, rope = rope](const at::Tensor& c,
                                                                         const at::Tensor& r) {
-    const auto up = kv_up_.forward(c).unflatten(1, {heads_, -1}).split_with_sizes({nope, value}, 2);
+    const at::Tensor up_TN = kv_up_.forward(c, call.context);
+    const auto up = up_TN.unflatten(1, {heads_, -1}).split_with_sizes({nope, value}, 2);
     return std::pair(at::cat({up[0], r.expand({-1, heads_, rope})}, 2), up[1]);
   };
   if (call.cache != nullptr) {
@@ -192,14 +204,14 @@ at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
       const auto [c, r] = call.cache->row(index_, row, call.tokens);
       return keys_values(c, r);
     });
-    return out_of_heads(out_, sharding_, o.flatten(1), out_.in_fp8());
+    return out_of_heads(out_, {sharding_, call.context}, o.flatten(1), out_.in_fp8());
   }
   const auto [k, v] = keys_values(latent, shared);
   const bool drops = dropout_ > 0 && call.context.training;
   const at::Tensor o =
       drops ? attention_with_dropout({q, k, v}, form, {dropout_, all_heads_}, call.context)
             : attention(q, k, v, form);
-  return out_of_heads(out_, sharding_, o.flatten(1), out_.in_fp8());
+  return out_of_heads(out_, {sharding_, call.context}, o.flatten(1), out_.in_fp8());
 }
 
 }  // namespace troupe

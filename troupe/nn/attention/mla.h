@@ -65,7 +65,8 @@ class Mla : public AttentionModule {
   // One of mla_products(), in 8 bits where its sides allow it.
   struct Product : Linear {
     explicit Product(const LinearShape& shape) : Linear(shape) {}
-    at::Tensor forward(const at::Tensor& x) const;  // [T, in] to [T, out]
+    // [T, in] to [T, out]
+    at::Tensor forward(const at::Tensor& x, const Context& context) const;
     std::optional<Fp8Linear> in_fp8() const;
 
     static void visit(auto& m, auto&& f) {
@@ -78,7 +79,7 @@ class Mla : public AttentionModule {
   struct Inputs {
     at::Tensor q_TN, latent_Tc, r_Tr;  // of all tokens; queries of own heads, not turned yet
   };
-  Inputs inputs(const at::Tensor& x_tD, int64_t tokens) const;
+  Inputs inputs(const at::Tensor& x_tD, const AttentionCall& call) const;
   std::vector<Product*> products();
   at::Tensor turned(const at::Tensor& x_THd, int64_t first, const AttentionCall& call);
 

@@ -53,8 +53,8 @@ BlockCall BlockParts::call(const Batch& batch, const Packing& packing,
 at::Tensor BlockParts::attend(const at::Tensor& x_tD, const BlockCall& call) const {
   const Batch& batch = call.batch;
   const at::IntArrayRef sizes = batch.ids_BS.sizes();
-  Context all = call.context;  // attention sees the tokens of all ranks
-  all.first_token -= sharding_.own(batch.ids_BS.numel()).from;
+  // Attention sees the tokens of all ranks.
+  const Context all = of_all_tokens(call.context, sharding_, batch.ids_BS.numel());
   const at::Tensor a = attention->forward(
       x_tD, {sizes[0], sizes[1], call.packing, all, batch.cache, batch.slice.get()});
   call.output("attention", a);
@@ -69,7 +69,7 @@ at::Tensor BlockParts::feed_forward(const at::Tensor& x_tD, const BlockCall& cal
     return dropout(y, dropout_, DropPlace::kFfn, call.context);
   };
   const int64_t all = batch.ids_BS.numel();
-  if (ffn) return dropped("ffn", ffn->forward(x_tD, all));
+  if (ffn) return dropped("ffn", ffn->forward(x_tD, all, call.context));
   const int64_t sequences = std::max<int64_t>(batch.ids_BS.size(0), 1);  // of no tokens: one, empty
   Tokens tokens = {.valid_T = sharding_.own_rows(flat_or_none(batch.valid_BS)),
                    .ids_T = sharding_.own_rows(flat_or_none(batch.ids_BS)),

@@ -212,6 +212,11 @@ void check_frozen(const ModelConfig& c, ModelFaults& f) {
 void check_lora(const ModelConfig& c, ModelFaults& f) {
   const LoraConfig& factors = c.lora.factors;
   f.unless(factors.rank >= 0, "lora.rank", "is", factors.rank, "; it must be 0 (off) or more");
+  f.unless(0 <= factors.dropout && factors.dropout < 1, "lora.dropout", "is", factors.dropout,
+           "; it must be in [0, 1)");
+  f.unless(c.lora.on() || factors.dropout == 0, "lora.dropout", "is", factors.dropout,
+           "and model.lora.rank is 0, so that there is no adapter: set model.lora.rank, or leave "
+           "dropout out");
   check_frozen(c, f);
   if (!c.lora.on()) return;
   f.unless(factors.rank <= c.width, "lora.rank", "is", factors.rank, "and the model's width is",

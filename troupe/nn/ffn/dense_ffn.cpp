@@ -30,13 +30,13 @@ DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden, const TensorParts& part
   w2 = Param::of({D, hidden}, residual_init(c));
   const LoraConfig adapter = c.lora.of(LoraTarget::kFfn);
   const std::optional<LowBitFormat> bits = c.lora.bits_of(LoraTarget::kFfn);
-  require_whole(adapter, sharding_.ranks(), "dense feed-forwards");
   require_whole(bits, sharding_.ranks(), "dense feed-forwards");
   w1.keep_in(bits);
   w2.keep_in(bits);
-  if (adapter.on()) lora.emplace(adapter, w1, w2);
+  if (adapter.on()) lora.emplace(adapter, w1, w2, DropPlace::kFfnUp, DropPlace::kFfnDown);
   parts.cut(w1, 1);
   parts.cut(w2, 1);
+  if (lora) lora->cut(parts);
   if (!c.ffn_bias.value_or(c.bias)) return;
   b1 = Param::of({G, hidden}, {.kind = Init::kZero}, Group::kNoDecay).showing({G * hidden});
   b2 = Param::of({D}, {.kind = Init::kZero}, Group::kNoDecay);
@@ -55,13 +55,14 @@ void DenseFfn::keep_rounded_weights(bool keep) {
   fp8_.keep_weights(keep);
 }
 
-at::Tensor DenseFfn::of_gathered(const at::Tensor& x_TD, const FfnOptions& options) const {
+at::Tensor DenseFfn::of_gathered(const at::Tensor& x_TD, const FfnOptions& options,
+                                 const Context& context) const {
   const bool adds_b2 = b2 && sharding_.alone();
   if (lora || w1.low_bit) {
     FfnMatrices w(w1, w2);
     if (b1) w.b1 = b1->value;
     if (adds_b2) w.b2 = b2->value;
-    return lora_dense_ffn(x_TD, w, lora, options);
+    return lora_dense_ffn(x_TD, w, lora, options, context);
   }
   ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
   if (b1) w.b1 = b1->value.unsqueeze(0);
@@ -69,11 +70,12 @@ at::Tensor DenseFfn::of_gathered(const at::Tensor& x_TD, const FfnOptions& optio
   return dense_ffn(x_TD, w, options, fp8_.options());
 }
 
-at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all) const {
+at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all, const Context& context) const {
   const GatheredTokens x = sharding_.all_gather(x_tD, all);
   FfnOptions options = form_.options();
   options.weights_order = x.beside;
-  const at::Tensor y_tD = sharding_.reduce_scatter(of_gathered(x.x_T, options));
+  const at::Tensor y_tD =
+      sharding_.reduce_scatter(of_gathered(x.x_T, options, of_all_tokens(context, sharding_, all)));
   return b2 && !sharding_.alone() ? y_tD + b2->value : y_tD;  // once, behind the sum
 }
 

@@ -14,8 +14,8 @@ class DenseFfn {
  public:
   DenseFfn(const ModelConfig& config, int64_t hidden, const TensorParts& parts = {});
 
-  // x: this rank's tokens; `all`: the tokens of all ranks that share the weights.
-  at::Tensor forward(const at::Tensor& x_tD, int64_t all) const;
+  // x: this rank's tokens, of `context`; `all`: the tokens of all ranks that share the weights.
+  at::Tensor forward(const at::Tensor& x_tD, int64_t all, const Context& context = {}) const;
   // From now on with 8-bit operands. Refuses biases and sides that are no multiples of 128:
   // train/recipe/fp8.h names them.
   void compute_in_fp8(const Fp8Options& fp8);
@@ -37,7 +37,8 @@ class DenseFfn {
 
  private:
   // Of the tokens of all ranks, summed over none; b2 where no sum follows.
-  at::Tensor of_gathered(const at::Tensor& x_TD, const FfnOptions& options) const;
+  at::Tensor of_gathered(const at::Tensor& x_TD, const FfnOptions& options,
+                         const Context& context) const;
 
   FfnForm form_;
   TokenSharding sharding_;

@@ -84,6 +84,7 @@ void run(const ModelConfig& config, const BuildOptions& options, const Batch& ba
   auto model = build_model(config, options);
   model->for_each_param(-1, [](const std::string& name, Param& p) {
     p.allocate(p.fp32 ? at::kFloat : at::kDouble);
+    if (name.ends_with("lora_b")) p.init = {.kind = Init::kNormal, .std = 0.3};  // not zero
     initialize(p, name, 5);
   });
   const Context context{.training = true, .seed = 3, .step = 2, .first_token = 1000};
@@ -204,6 +205,33 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"experts_whole_shared", kMoe, {2}, true, /*split_shared=*/false},
         Case{"experts_folded", kMoe, {2, 4}, true, true, /*spread=*/true, 1, /*packed=*/true},
         Case{"experts_sliced", kMoe, {4}, true, true, /*spread=*/true, /*slices=*/2},
+        Case{"adapters",
+             "heads: 8, kv_heads: 2, head_dim: 6, ffn: 40, bias: true, lora: {rank: 3, targets: "
+             "[attention, ffn]}",
+             {2, 4, 8}},
+        Case{"adapters_dropped",
+             "kv_heads: 2, head_dim: 6, ffn: 40, act: gelu, lora: {rank: 3, dropout: 0.3, targets: "
+             "[attention, ffn]}"},
+        Case{"adapters_of_latents",
+             "mla: {kv_rank: 12, q_rank: 8, nope_dim: 8, rope_dim: 4, value_dim: 6}, ffn: 24, "
+             "lora: {rank: 2, dropout: 0.3, targets: [attention, ffn]}"},
+        Case{"adapters_of_latents_without_rank",
+             "mla: {kv_rank: 12, q_rank: 0, nope_dim: 8, rope_dim: 4, value_dim: 6}, ffn: 24, "
+             "lora: {rank: 2, dropout: 0.3}"},
+        Case{"adapters_of_experts",
+             std::string(kMoe) + ", lora: {rank: 2, dropout: 0.3, targets: [attention, experts, "
+                                 "shared, router]}"},
+        Case{"adapters_of_experts_whole_shared",
+             std::string(kMoe) + ", lora: {rank: 2, dropout: 0.3, targets: [shared]}",
+             {2},
+             true,
+             /*split_shared=*/false},
+        Case{"adapters_of_experts_folded",
+             std::string(kMoe) + ", lora: {rank: 2, targets: [attention, experts, shared]}",
+             {2, 4},
+             true,
+             true,
+             /*spread=*/true},
         Case{"one_token", kMoe, {4}, true, true, true, 1, false, 1, 1}),
     [](const auto& given) { return given.param.name; });
 
@@ -308,6 +336,18 @@ INSTANTIATE_TEST_SUITE_P(
                     {{2, 1}, {4, 1}, {2, 2}},
                     true},
         ContextCase{"dropped", "kv_heads: 2, head_dim: 6, ffn: 40, dropout: 0.2", true},
+        ContextCase{"adapters_dropped",
+                    "kv_heads: 2, head_dim: 6, ffn: 40, lora: {rank: 3, dropout: 0.3, targets: "
+                    "[attention, ffn]}",
+                    true,
+                    false,
+                    {{2, 1}, {3, 1}, {4, 1}}},
+        ContextCase{"adapters_of_experts_dropped",
+                    std::string(kMoe) + ", lora: {rank: 2, dropout: 0.3, targets: [experts, "
+                                        "shared, router]}",
+                    true,
+                    false,
+                    {{2, 1}, {4, 1}}},
         ContextCase{"experts", kAllLosses},
         ContextCase{"experts_folded", kAllLosses, true, true, {{2, 1}, {4, 1}, {2, 2}, {4, 2}}},
         ContextCase{"group_losses", kMoe, true},

@@ -66,6 +66,8 @@ void validate(const ExpertsConfig& c, int64_t top_k) {
   require(c.form.gated || c.form.offset == 0, "an offset needs gated experts");
   require(!c.score_on_input || top_k == 1, "score_on_input needs top_k 1; it is", top_k);
   require(c.lora.rank >= 0, "lora.rank is", c.lora.rank);
+  require(c.lora.dropout >= 0 && c.lora.dropout < 1, "lora.dropout is", c.lora.dropout,
+          "; it must be in [0, 1)");
   const QuantizeConfig& q = c.quantize;
   require(bits_known(q.inputs) && bits_known(q.rematerialize) && bits_known(q.scatter),
           "quantize takes -1, 4 or 8 bits; it is inputs", q.inputs, "rematerialize",
@@ -162,7 +164,16 @@ void Experts::keep_rounded_weights(bool keep) {
   fp8_.keep_weights(keep);
 }
 
-at::Tensor Experts::frozen_forward(const ExpertRows& rows, const FfnOptions& options) const {
+Context Experts::dropped_rows(const ExpertRows& rows, const Context& context) const {
+  if (config_.lora.dropout == 0 || !context.training) return {};
+  TROUPE_CHECK(w1.size[0] == w1.global[0], "lora.dropout: this rank has", w1.size[0], "of",
+               w1.global[0], "experts and does not know the tokens of the others' rows: use",
+               "parallel.expert 1");
+  return expert_row_context(context, rows);
+}
+
+at::Tensor Experts::frozen_forward(const ExpertRows& rows, const FfnOptions& options,
+                                   const Context& context) const {
   TROUPE_CHECK(!fp8_.options(), "fp8: experts with adapters or in few bits stay in bf16");
   FfnMatrices w(w1, w2);
   if (b1) w.b1 = b1->value;
@@ -173,12 +184,14 @@ at::Tensor Experts::frozen_forward(const ExpertRows& rows, const FfnOptions& opt
                          .b1 = w1_lora_b->value,
                          .a2 = w2_lora_a->value,
                          .b2 = w2_lora_b->value,
-                         .scale = WithoutAdapters::scale(config_.lora.scale())};
+                         .scale = WithoutAdapters::scale(config_.lora.scale()),
+                         .dropout = config_.lora.dropout,
+                         .rows = dropped_rows(rows, context)};
   }
   return lora_experts_ffn(rows, w, lora, options, config_.recompute);
 }
 
-ExpertsOutput Experts::forward_in_parts(const ExpertRows& rows) const {
+ExpertsOutput Experts::forward_in_parts(const ExpertRows& rows, const Context& context) const {
   std::vector<int64_t> sizes;
   for (const ExpertRows::Part& part : rows.parts) sizes.push_back(part.rows);
   const std::vector<at::Tensor> sources = at::split_with_sizes(rows.source_SD, sizes);
@@ -187,14 +200,15 @@ ExpertsOutput Experts::forward_in_parts(const ExpertRows& rows) const {
   for (size_t i = 0; i < sizes.size(); ++i) {
     out.push_back(forward({.source_SD = sources[i].contiguous(),
                            .scores_SK = scores[i].contiguous(),
-                           .plan = rows.parts[i].plan})
+                           .plan = rows.parts[i].plan},
+                          context)
                       .y_SD);
   }
   return {at::cat(out)};
 }
 
-ExpertsOutput Experts::forward(const ExpertRows& given) const {
-  if (!given.parts.empty()) return forward_in_parts(given);
+ExpertsOutput Experts::forward(const ExpertRows& given, const Context& context) const {
+  if (!given.parts.empty()) return forward_in_parts(given, context);
   ExpertRows rows = given;
   if (config_.score_on_input) {  // X5: F(p x), then weight 1
     rows.source_SD = (given.source_SD * given.scores_SK).to(given.source_SD.scalar_type());
@@ -205,7 +219,7 @@ ExpertsOutput Experts::forward(const ExpertRows& given) const {
   options.input_bits = config_.quantize.inputs;
   options.hidden_bits = config_.quantize.rematerialize;
   options.weights_order = rows.beside_grads;
-  if (w1_lora_a || w1.low_bit) return {frozen_forward(rows, options)};
+  if (w1_lora_a || w1.low_bit) return {frozen_forward(rows, options, context)};
   const ExpertWeights w = weights();
   if (const auto& fp8 = fp8_.options()) {
     return {moe_ffn_fp8(rows.source_SD, rows.scores_SK, rows.plan, w, options, *fp8)};

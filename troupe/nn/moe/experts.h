@@ -13,6 +13,7 @@
 #include "troupe/core/text/text.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/params/param.h"
+#include "troupe/nn/parts/context.h"
 #include "troupe/nn/parts/fp8_products.h"
 #include "troupe/nn/parts/lora.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8.h"
@@ -151,8 +152,9 @@ class Experts {
   Experts(const ExpertsConfig& config, const ExpertsShape& shape);
 
   // Of rows in parts, each part's products by themselves: to late gradients (ops/support/late.h) each
-  // adds its own.
-  ExpertsOutput forward(const ExpertRows& rows) const;
+  // adds its own. `context` is that of the tokens: adapters read it for their dropout, which needs
+  // all experts here, with the tokens as source rows.
+  ExpertsOutput forward(const ExpertRows& rows, const Context& context = {}) const;
   // From now on products have 8-bit operands (ops/moe_ffn/moe_ffn_fp8.h). Refuses experts that this
   // does not take: train/recipe/fp8.h names them.
   void compute_in_fp8(const Fp8Options& fp8);
@@ -182,8 +184,10 @@ class Experts {
 
  private:
   ExpertWeights weights() const;
-  ExpertsOutput forward_in_parts(const ExpertRows& rows) const;
-  at::Tensor frozen_forward(const ExpertRows& rows, const FfnOptions& options) const;
+  ExpertsOutput forward_in_parts(const ExpertRows& rows, const Context& context) const;
+  at::Tensor frozen_forward(const ExpertRows& rows, const FfnOptions& options,
+                            const Context& context) const;
+  Context dropped_rows(const ExpertRows& rows, const Context& context) const;
   void add_adapters(const ExpertsShape& shape);
 
   ExpertsConfig config_;

@@ -17,6 +17,7 @@
 #include "troupe/core/check.h"
 #include "troupe/nn/moe/experts_problem_test.h"
 #include "troupe/nn/moe/shared_expert.h"
+#include "troupe/testing/torch/device.h"
 
 namespace troupe {
 namespace {
@@ -154,6 +155,53 @@ TEST(Experts, X8_AdaptersStartAtTheBaseAndLearnAlone) {
   base.w1.value = merged.detach();
   base.w2.value = (m.w2.value + (16.0 / 3) * m.w2_lora_b->value.bmm(m.w2_lora_a->value)).detach();
   EXPECT_LT((m.forward(rows).y_SD - base.forward(rows).y_SD).abs().max().item<double>(), 1e-12);
+}
+
+TEST(Experts, DropoutOfAdaptersIsOfTheTokenAndItsSlot) {
+  Case c = forms(kF)[0];
+  c.config.lora.rank = 3;
+  const ExpertRows rows = rows_of(c.type);
+  const Context context = {.training = true, .seed = 5, .step = 2, .layer = 1, .first_token = 40};
+  Experts plain = experts_of(c);
+  c.config.lora.dropout = 0.4;
+  c.config.recompute = Recompute::kAct;
+  Experts again = experts_of(c);
+  c.config.recompute = Recompute::kNone;
+  Experts m = experts_of(c);
+  EXPECT_TRUE(m.forward(rows).y_SD.equal(plain.forward(rows).y_SD)) << "no training";
+  const at::Tensor y = m.forward(rows, context).y_SD;
+  EXPECT_FALSE(y.allclose(plain.forward(rows, context).y_SD));
+  EXPECT_TRUE(m.forward(rows, context).y_SD.equal(y));
+  // The graph that is computed again in backward has the same mask.
+  const auto gradients = [&](Experts& experts) {
+    std::vector<at::Tensor> out;
+    const auto inputs = leaves(experts, rows);
+    for (const at::Tensor& x : inputs) x.mutable_grad().reset();
+    experts.forward(rows, context).y_SD.square().sum().backward();
+    for (const at::Tensor& x : inputs) out.push_back(x.grad().clone());
+    return out;
+  };
+  const auto kept = gradients(m), recomputed = gradients(again);
+  for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(kept[i].equal(recomputed[i])) << i;
+  // Tokens by their index, in place of the first one's.
+  Context named = context;
+  named.first_token = 0;
+  named.index_T = at::arange(40, 40 + kT, at::kLong);
+  EXPECT_TRUE(m.forward(rows, named).y_SD.equal(y));
+}
+
+TEST(Experts, DropoutOfAdaptersWithSomeOfTheExpertsIsRefused) {
+  ExpertsConfig config = forms(kF)[0].config;
+  config.lora.rank = 3;
+  config.lora.dropout = 0.4;
+  Experts m(
+      config,
+      {.width = kD, .experts = 2 * kE, .layers = 2, .held = std::vector<int64_t>{0, 1, 2, 3, 4}});
+  for_each_param(m, "experts", [&](const std::string& name, Param& p) {
+    p.allocate(at::kDouble);
+    initialize(p, name, 3);
+  });
+  TROUPE_EXPECT_REFUSAL(m.forward(rows_of(at::kDouble), {.training = true}), "parallel.expert 1");
 }
 
 TEST(Experts, M2_RecomputingHChangesNoBit) {

@@ -2,8 +2,8 @@
 // bits (nn/parts/kept_matrix.h), or both, by products of the matrix and of the factors that stand
 // apart:
 //
-//   h = W1 x + b1 + s B1 (A1 x),   u = the activation of h (nn/moe/ffn_units.h),
-//   y = W2 u + b2 + s B2 (A2 u)
+//   h = W1 x + b1 + s B1 (A1 d(x)),   u = the activation of h (nn/moe/ffn_units.h),
+//   y = W2 u + b2 + s B2 (A2 d(u))
 //
 // For experts these are grouped products; each row's result is multiplied by its score behind W2,
 // which is the fused operator's value but for rounding.
@@ -12,12 +12,16 @@
 #include "troupe/nn/moe/experts.h"
 #include "troupe/nn/parts/kept_matrix.h"
 #include "troupe/nn/parts/lora.h"
+#include "troupe/nn/parts/tensor_parts.h"
 
 namespace troupe {
 
-// Adapters of one feed-forward that every token passes, shown as w1 [G F, D] and w2 [D, F].
+// Adapters of one feed-forward that every token passes, of w1 [G, F, D] and w2 [D, F].
 struct FfnLora {
-  FfnLora(const LoraConfig& config, const Param& w1, const Param& w2);
+  FfnLora(const LoraConfig& config, const Param& w1, const Param& w2, DropPlace up_place,
+          DropPlace down_place);
+
+  void cut(const TensorParts& parts);  // over tensor ranks, as w1 and w2 by their hidden width
 
   static void visit(auto& m, auto&& f) {
     f("w1_lora_a", m.up.a);
@@ -40,13 +44,20 @@ struct FfnMatrices {
 
 // x [T, D].
 at::Tensor lora_dense_ffn(const at::Tensor& x_TD, const FfnMatrices& w,
-                          const std::optional<FfnLora>& lora, const FfnOptions& options);
+                          const std::optional<FfnLora>& lora, const FfnOptions& options,
+                          const Context& context);
 
 // Factors of all local experts: A1 [E, r, D], B1 [E, G F, r], A2 [E, r, F], B2 [E, D, r].
 struct ExpertFactors {
   at::Tensor a1, b1, a2, b2;
   double scale;
+  double dropout = 0;
+  Context rows = {};  // of the permuted rows, whose index_T names each (expert_row_context)
 };
+
+// The context of the experts' rows where source row s is token s of `context`: a row's index is of
+// its token and of the slot that chose the expert, so that each expert drops for itself.
+Context expert_row_context(const Context& context, const ExpertRows& rows);
 
 // As loop_ffn, in grouped products. Waits for no device.
 at::Tensor lora_experts_ffn(const ExpertRows& rows, const FfnMatrices& w,

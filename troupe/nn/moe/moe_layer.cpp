@@ -106,9 +106,9 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
   // Experts use the router's x, so that gradients are added as router + (experts + shared), also
   // where the latter two come from a recomputed graph.
   const at::Tensor& seen_TD = routed.x_TD.defined() ? routed.x_TD : x_TD;
-  const int64_t all = tokens.all > 0 ? tokens.all : x_TD.size(0);
+  const Caller caller{tokens.all > 0 ? tokens.all : x_TD.size(0), context};
   const Mixture mixed =
-      twice ? mixture_twice(seen_TD, kept.routed, all) : mixture(seen_TD, kept.routed, all);
+      twice ? mixture_twice(seen_TD, kept.routed, caller) : mixture(seen_TD, kept.routed, caller);
 
   MoeOutput out{
       .y = mixed.y_TD,
@@ -123,7 +123,9 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
   return out;
 }
 
-MoeLayer::Mixture MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed, int64_t all) {
+MoeLayer::Mixture MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed,
+                                    const Caller& caller) {
+  const auto& [all, context] = caller;
   const auto [sent_TD, read_TD] = shared_ ? forked(x_TD) : std::array{x_TD, at::Tensor()};
   const at::Tensor rows_TD = latent_in_ ? linear_product(sent_TD, latent_in_->value) : sent_TD;
   InFlight flying = dispatcher_->begin(rows_TD, routed);
@@ -131,28 +133,28 @@ MoeLayer::Mixture MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed
   const bool overlap = shared_ && config_.shared.overlap;
   std::optional<BackwardOrder> before_shared;
   if (overlap) before_shared = take_backward_order();
-  at::Tensor shared_TD = overlap ? shared_->forward(read_TD, all) : at::Tensor();
+  at::Tensor shared_TD = overlap ? shared_->forward(read_TD, all, context) : at::Tensor();
   const DispatchedRows rows = std::move(flying).finish();
   if (rows.lost.defined()) lost_ = lost_.defined() ? lost_ + rows.lost : rows.lost;
-  const ExpertsOutput computed = experts_.forward(rows);
+  const ExpertsOutput computed = experts_.forward(rows, context);
   at::Tensor y_TD = rows.combine(computed.y_SD, before_shared);
   if (latent_out_) y_TD = linear_product(y_TD, latent_out_->value);
-  if (shared_ && !overlap) shared_TD = shared_->forward(read_TD, all);
+  if (shared_ && !overlap) shared_TD = shared_->forward(read_TD, all, context);
   if (shared_) y_TD = shared_->add(y_TD, shared_TD, config_.top_k);
   return {y_TD, computed.saturated};
 }
 
 // Recompute::kLayer: keeps x and the choices, and runs the rest again in backward.
 MoeLayer::Mixture MoeLayer::mixture_twice(const at::Tensor& x_TD, const Routed& routed,
-                                          int64_t all) {
+                                          const Caller& caller) {
   TensorList leaves;
   for_each_param(*this, "", [&](const std::string&, Param& p) {
     if (p.trainable()) leaves.push_back(p.value);
   });
-  const auto run = [this, routed, all](const TensorList& in) {
+  const auto run = [this, routed, caller](const TensorList& in) {
     Routed again = routed;
     again.scores_TK = in[1];
-    return mixture(in[0], again, all).y_TD;
+    return mixture(in[0], again, caller).y_TD;
   };
   return {recomputed({x_TD, routed.scores_TK}, leaves, run), {}};
 }

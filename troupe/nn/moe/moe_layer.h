@@ -131,9 +131,14 @@ class MoeLayer {
   struct Mixture {
     at::Tensor y_TD, saturated;  // saturated: as ExpertsOutput's
   };
-  // `all`: tokens of all ranks that share them, as SharedExpert::forward() wants them.
-  Mixture mixture(const at::Tensor& x_TD, const Routed& routed, int64_t all);
-  Mixture mixture_twice(const at::Tensor& x_TD, const Routed& routed, int64_t all);
+  // For whom a mixture is: `all` tokens of all ranks that share them, as SharedExpert::forward()
+  // wants them, and the context of the own ones.
+  struct Caller {
+    int64_t all;
+    Context context;
+  };
+  Mixture mixture(const at::Tensor& x_TD, const Routed& routed, const Caller& caller);
+  Mixture mixture_twice(const at::Tensor& x_TD, const Routed& routed, const Caller& caller);
   LossSizes loss_sizes() const;
 
   MoeConfig config_;

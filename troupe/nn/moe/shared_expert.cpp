@@ -21,14 +21,14 @@ SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& rout
   w1.keep_in(config.low_bit);
   w2.keep_in(config.low_bit);
   if (config.lora.on()) {
-    require_whole(config.lora, cut, "shared experts");
-    lora.emplace(config.lora, w1, w2);
+    lora.emplace(config.lora, w1, w2, DropPlace::kSharedUp, DropPlace::kSharedDown);
     w1.frozen = w2.frozen = true;
   }
   if (parts.split_shared) {
     sharding_ = parts.sharding;
     parts.cut(w1, 1);
     parts.cut(w2, 1);
+    if (lora) lora->cut(parts);
   }
   if (form_ == SharedForm::kGate) gate = Param::of({1, width}, {.kind = Init::kZero});
 }
@@ -44,17 +44,20 @@ void SharedExpert::keep_rounded_weights(bool keep) {
   fp8_.keep_weights(keep);
 }
 
-at::Tensor SharedExpert::of_gathered(const at::Tensor& x_TD, const FfnOptions& options) const {
-  if (lora || w1.low_bit) return lora_dense_ffn(x_TD, FfnMatrices(w1, w2), lora, options);
+at::Tensor SharedExpert::of_gathered(const at::Tensor& x_TD, const FfnOptions& options,
+                                     const Context& context) const {
+  if (lora || w1.low_bit) return lora_dense_ffn(x_TD, FfnMatrices(w1, w2), lora, options, context);
   const ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
   return dense_ffn(x_TD, w, options, fp8_.options());
 }
 
-at::Tensor SharedExpert::forward(const at::Tensor& x_tD, int64_t all) const {
+at::Tensor SharedExpert::forward(const at::Tensor& x_tD, int64_t all,
+                                 const Context& context) const {
   const GatheredTokens x = sharding_.all_gather(x_tD, all);
   FfnOptions options = ffn_.options();
   options.weights_order = x.beside;
-  at::Tensor y = sharding_.reduce_scatter(of_gathered(x.x_T, options));
+  at::Tensor y =
+      sharding_.reduce_scatter(of_gathered(x.x_T, options, of_all_tokens(context, sharding_, all)));
   if (!gate) return y;
   const auto wide = wide_type(x_tD);
   const at::Tensor open_T1 = at::sigmoid(at::matmul(x_tD.to(wide), gate->value.to(wide).t()));

@@ -43,7 +43,8 @@ class SharedExpert {
                int64_t layers, const TensorParts& parts = {});
 
   // Gated, if it is; not weighted. x: own tokens; `all`: the tokens of all ranks that share them.
-  at::Tensor forward(const at::Tensor& x_tD, int64_t all) const;
+  // `context` is that of the own tokens.
+  at::Tensor forward(const at::Tensor& x_tD, int64_t all, const Context& context = {}) const;
   // y of routed and shared, by the form.
   at::Tensor add(const at::Tensor& routed_TD, const at::Tensor& shared_TD, int64_t top_k) const;
   // From now on with 8-bit operands (ops/moe_ffn/moe_ffn_fp8.h). Refuses sides that are no
@@ -66,7 +67,8 @@ class SharedExpert {
 
  private:
   // Of the tokens of all ranks, summed over none and not gated.
-  at::Tensor of_gathered(const at::Tensor& x_TD, const FfnOptions& options) const;
+  at::Tensor of_gathered(const at::Tensor& x_TD, const FfnOptions& options,
+                         const Context& context) const;
 
   SharedForm form_;
   FfnForm ffn_;

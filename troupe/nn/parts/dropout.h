@@ -8,7 +8,28 @@
 
 namespace troupe {
 
-enum class DropPlace { kEmbedding, kAttention, kFfn, kWeights };
+// What is dropped in a layer; those behind kWeights are the inputs of adapters (nn/parts/lora.h).
+enum class DropPlace {
+  kEmbedding,
+  kAttention,
+  kFfn,
+  kWeights,
+  kQuery,
+  kKey,
+  kValue,
+  kOut,
+  kQueryDown,
+  kQueryUp,
+  kLatentDown,
+  kLatentUp,
+  kFfnUp,
+  kFfnDown,
+  kSharedUp,
+  kSharedDown,
+  kRouter,
+  kExpertsUp,
+  kExpertsDown,
+};
 
 // x / (1 - p) where it is kept, which happens with probability 1 - p, else 0; x itself unless
 // training and p > 0. x [.., D], whose rows are tokens context.index_T, or those from

@@ -106,10 +106,10 @@ TensorList gradients_of_parts(const Gradients& g, const std::vector<int64_t>& ro
 }
 
 at::Tensor with_adapters(const at::Tensor& y, const at::Tensor& x,
-                         const std::vector<const Linear*>& parts) {
+                         const std::vector<const Linear*>& parts, const Context& context) {
   TensorList deltas;
   for (const Linear* part : parts) {
-    if (part->lora) deltas.push_back(part->lora->delta(x));
+    if (part->lora) deltas.push_back(part->lora->delta(x, context));
   }
   if (deltas.empty()) return y;
   TROUPE_CHECK(deltas.size() == parts.size(), "adapters of", deltas.size(), "of", parts.size(),
@@ -133,12 +133,12 @@ at::Tensor joined_in_few_bits(const at::Tensor& x, const std::vector<const Linea
 Linear::Linear(const LinearShape& s) : weight(Param::of({s.out, s.in}, s.init)) {
   weight.keep_in(s.low_bit);
   if (s.bias) bias = Param::of({s.out}, {.kind = Init::kZero}, Group::kNoDecay);
-  if (s.lora.on()) lora.emplace(s.lora, s.out, s.in);
+  if (s.lora.on()) lora.emplace(s.lora, s.out, s.in, s.place);
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) const {
+at::Tensor Linear::forward(const at::Tensor& x, const Context& context) const {
   const at::Tensor y = product(x);
-  return lora ? y + lora->delta(x) : y;
+  return lora ? y + lora->delta(x, context) : y;
 }
 
 at::Tensor Linear::product(const at::Tensor& x, bool biased) const {
@@ -172,7 +172,7 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const a
 at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts,
                          const JoinedOptions& options) {
   if (parts.at(0)->weight.low_bit) {
-    return with_adapters(joined_in_few_bits(x_TD, parts, options), x_TD, parts);
+    return with_adapters(joined_in_few_bits(x_TD, parts, options), x_TD, parts, options.context);
   }
   TensorList weights, biases, inputs = {x_TD};
   std::vector<int64_t> rows;
@@ -201,7 +201,7 @@ at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*
                      return gradients_of_parts(g, rows, biased, gradients);
                    }},
               1, {.name = "joined_linear_weights", .order = options.weights_order});
-  return with_adapters(p.y, x_TD, parts);
+  return with_adapters(p.y, x_TD, parts, options.context);
 }
 
 }  // namespace troupe

@@ -1,4 +1,4 @@
-// y = x W^T + b, with an adapter s (x A^T) B^T where it has one, and several such products of one x made as one.
+// y = x W^T + b, with an adapter s (d(x) A^T) B^T where it has one, and several such products of one x made as one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,12 +19,14 @@ struct LinearShape {
   bool bias = false;
   LoraConfig lora = {};                      // an adapter beside the weight
   std::optional<LowBitFormat> low_bit = {};  // a frozen weight, in few bits
+  DropPlace place = DropPlace::kQuery;       // of the adapter's dropout
 };
 
 struct Linear {
   explicit Linear(const LinearShape& shape);
 
-  at::Tensor forward(const at::Tensor& x) const;  // [.., in] to [.., out]
+  // [.., in] to [.., out]. `context` is that of x's rows: an adapter reads it for its dropout.
+  at::Tensor forward(const at::Tensor& x, const Context& context = {}) const;
   // x W^T, and + b where `biased`, without the adapter.
   at::Tensor product(const at::Tensor& x, bool biased = true) const;
 
@@ -48,6 +50,7 @@ struct JoinedOptions {
   std::optional<BackwardOrder> weights_order = {};
   std::optional<Fp8Linear> fp8 = {};  // 8-bit operands: blocks of the weights as one matrix
   bool biased = true;                 // false: biases are left to the caller
+  Context context = {};               // of x's rows, for the dropout of adapters
 };
 at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts,
                          const JoinedOptions& options = {});

@@ -1,9 +1,13 @@
 // Low-rank adapters (LoRA): a product of a frozen matrix and two small trained factors beside it,
 //
-//   y = W x + s B (A x)      A [r, in], B [out, r];  s = alpha / r, or alpha / sqrt(r) with rslora
+//   y = W x + s B (A d(x))   A [r, in], B [out, r];  s = alpha / r, or alpha / sqrt(r) with rslora
 //
 // The factors are multiplied apart from W: W + s B A is made nowhere in training. A starts uniform
 // in +-1 / sqrt(in), as PEFT's does, and B at zero, so that a new model computes what its base does.
+// d is dropout in training, of what A sees alone, drawn for each adapter (nn/parts/dropout.h).
+// Where tensor ranks cut the rows of W, they cut those of B, and have A whole; where they cut its
+// columns, they cut those of A, and have B whole. The sums over the ranks that W's product and the
+// gradients of whole parameters take are theirs too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +20,8 @@
 
 #include "troupe/core/text/text.h"
 #include "troupe/distributed/params/param.h"
+#include "troupe/nn/parts/context.h"
+#include "troupe/nn/parts/dropout.h"
 
 namespace troupe {
 
@@ -23,11 +29,13 @@ struct LoraConfig {
   int64_t rank = 0;  // r; 0: none
   double alpha = 16;
   bool rslora = false;
+  double dropout = 0;  // of the adapter's input, in training
 
   static void visit(auto& c, auto&& f) {
     f("rank", c.rank, "Adapter rank; 0: off.");
     f("alpha", c.alpha, "Adapter scale: alpha / rank.");
     f("rslora", c.rslora, "Divides alpha by sqrt(rank), not by rank.");
+    f("dropout", c.dropout, "Dropout of the adapters' input in training (0 to below 1).");
   }
   bool on() const { return rank > 0; }
   double scale() const;  // s
@@ -72,19 +80,25 @@ struct ModelLora {
 };
 
 struct LoraFactors {
-  LoraFactors(const LoraConfig& config, int64_t out, int64_t in);
+  // `place`: which of its layer's adapters this is, so that each drops for itself.
+  LoraFactors(const LoraConfig& config, int64_t out, int64_t in, DropPlace place);
 
-  at::Tensor delta(const at::Tensor& x) const;  // s B (A x): [.., in] to [.., out], in x's type
+  // s B (A d(x)): [.., in] to [.., out], in x's type. `context` is that of x's rows.
+  at::Tensor delta(const at::Tensor& x, const Context& context) const;
   // The same in `type`, whatever the factors' own is.
-  at::Tensor delta_in(at::ScalarType type, const at::Tensor& x) const;
+  at::Tensor delta_in(at::ScalarType type, const at::Tensor& x, const Context& context) const;
 
   static void visit(auto& m, auto&& f) {
     f("lora_a", m.a);
     f("lora_b", m.b);
   }
 
-  Param a, b;
-  double scale;
+  Param a, b;  // whole, until their user cuts one as its matrix
+  double scale, drop;
+  DropPlace place;
+
+ private:
+  at::Tensor dropped(const at::Tensor& x, const Context& context) const;
 };
 
 // While it lives, adapters on this thread count with s = 0: y = W x, the reference of a preference
@@ -111,9 +125,7 @@ bool is_adapter(std::string_view name);
 // Patterns of the names of all factors.
 inline constexpr const char* kAdapterNames[] = {"*lora_a", "*lora_b"};
 
-// Refuses adapters of matrices that are cut over tensor ranks; train/recipe/parallel.h names them.
-void require_whole(const LoraConfig& config, int64_t ranks, const char* what);
-// The same of matrices in few bits.
+// Refuses matrices in few bits that are cut over tensor ranks; train/recipe/parallel.h names them.
 void require_whole(const std::optional<LowBitFormat>& bits, int64_t ranks, const char* what);
 
 }  // namespace troupe

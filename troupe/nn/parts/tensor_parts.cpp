@@ -21,6 +21,14 @@ void TensorParts::cut_key_heads(Param& p, int64_t heads) const {
   p.take_box(0, sharding.rank() / repeat * rows, rows, Axis::kTensor, repeat);
 }
 
+void TensorParts::cut(std::optional<LoraFactors>& adapter, int64_t dim) const {
+  if (adapter) cut(dim == 0 ? adapter->b : adapter->a, dim);
+}
+
+void TensorParts::cut_key_heads(std::optional<LoraFactors>& adapter, int64_t heads) const {
+  if (adapter) cut_key_heads(adapter->b, heads);
+}
+
 void TensorParts::cut_table(Param& p) const {
   if (sharding.alone() || !split_vocab) return;
   const int64_t rows = p.size[0], blocks = vocab_blocks(rows), ranks = sharding.ranks();

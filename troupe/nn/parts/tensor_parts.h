@@ -12,6 +12,8 @@
 #include "troupe/distributed/group/ring_attention.h"
 #include "troupe/distributed/group/token_sharding.h"
 #include "troupe/distributed/params/param.h"
+#include "troupe/nn/parts/context.h"
+#include "troupe/nn/parts/lora.h"
 
 namespace troupe {
 
@@ -32,6 +34,9 @@ struct TensorParts {
   // Cuts rows by key head. There may be fewer heads than ranks: ranks then have one each, the same
   // as their neighbors.
   void cut_key_heads(Param& p, int64_t heads) const;
+  // The same of an adapter of a matrix whose rows (0) or columns (1) are cut: of B or of A.
+  void cut(std::optional<LoraFactors>& adapter, int64_t dim) const;
+  void cut_key_heads(std::optional<LoraFactors>& adapter, int64_t heads) const;
   // Cuts a table into blocks of kVocabBlock rows, which the ranks need not divide.
   void cut_table(Param& p) const;
 
@@ -44,6 +49,13 @@ struct TensorParts {
     return all >= sharding.ranks() ? 1 : sharding.ranks() / all;
   }
 };
+
+// The context of the `all` tokens of which `own` is this rank's.
+inline Context of_all_tokens(const Context& own, const TokenSharding& sharding, int64_t all) {
+  Context out = own;
+  out.first_token -= sharding.own(all).from;
+  return out;
+}
 
 inline constexpr int64_t kVocabBlock = 64;
 constexpr int64_t vocab_blocks(int64_t rows) {

@@ -174,7 +174,6 @@ LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
           .hidden = r.model.moe.ffn.hidden,
           .whole_experts = m.moe.ffn.lora.on() || m.lora.of(LoraTarget::kExperts).on() ||
                            m.lora.bits_of(LoraTarget::kExperts).has_value(),
-          .adapted = cut_targets([&](LoraTarget t) { return m.lora.of(t).on(); }),
           .in_bits = cut_targets([&](LoraTarget t) { return m.lora.bits_of(t).has_value(); }),
           .widths = widths_of(m),
           .table_rows = padded_vocab(m),
@@ -186,6 +185,12 @@ LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
           .pairs = r.train.loss == LossKind::kDpo,
           .in_backward = r.train.update == UpdatePlace::kInBackward,
           .attention_dropout = m.attn_dropout,
+          .gathered_lora_dropout = std::max({m.lora.of(LoraTarget::kAttention).dropout,
+                                             m.lora.of(LoraTarget::kShared).dropout,
+                                             m.lora.of(LoraTarget::kFfn).dropout}),
+          .attention_lora_dropout = m.lora.of(LoraTarget::kAttention).dropout,
+          .experts_lora_dropout =
+              std::max(m.moe.ffn.lora.dropout, m.lora.of(LoraTarget::kExperts).dropout),
           .layers = m.layers,
           .mtp = m.mtp.depth,
           .loads = r.parallel.pipeline > 1 ? loads_of(r) : std::vector<UnitLoad>()};

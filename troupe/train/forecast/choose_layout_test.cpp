@@ -301,22 +301,41 @@ TEST(ChooseLayout, ExpertsThatCannotLieSoAreFaultsWithWhatWouldDo) {
   EXPECT_EQ(fault(2, {.world = 4, .experts = 2, .hidden = 96, .whole_experts = true}), "");
 }
 
-TEST(ChooseLayout, TensorRanksThatCutAdaptedMatricesAreFaults) {
-  const auto faults = [](const std::string& targets) {
+TEST(ChooseLayout, TensorRanksTakeAdapters) {
+  const Recipe r = recipe_of(
+      "{model: {layers: 2, width: 64, heads: 4, vocab: 256, moe: {experts: 4, hidden: 32}, lora: "
+      "{rank: 2, targets: [attention, experts]}}, parallel: {tensor: 2}}");
+  EXPECT_EQ(layout_faults(r.parallel, needs_of(r, 2, 2)), std::vector<std::string>());
+}
+
+TEST(ChooseLayout, RanksThatDoNotKnowTheTokensOfAnAdaptersRowsAreFaults) {
+  const auto fault = [](const std::string& model, const std::string& parallel, int64_t world) {
     const Recipe r = recipe_of(
-        "{model: {layers: 2, width: 64, heads: 4, vocab: 256, moe: {experts: 4, hidden: 32}, "
-        "lora: {rank: 2, targets: " +
-        targets + "}}, parallel: {tensor: 2}}");
-    return layout_faults(r.parallel, needs_of(r, 2, 2));
+        "{model: {layers: 2, width: 64, heads: 4, vocab: 256, moe: {experts: 4, hidden: 32}, " +
+        model + "}, data: {sequence: 32}, parallel: {" + parallel + "}}");
+    const std::vector<std::string> out = layout_faults(r.parallel, needs_of(r, world, world));
+    EXPECT_LE(out.size(), 1u);
+    return out.empty() ? std::string() : out[0];
   };
-  EXPECT_EQ(faults("[experts, router]"), std::vector<std::string>());
-  const std::vector<std::string> cut = faults("[attention, experts]");
-  ASSERT_EQ(cut.size(), 1u);
-  EXPECT_EQ(
-      cut[0],
-      "parallel.tensor: E2005 2 ranks would cut the matrices of attention, whose adapters "
-      "(model.lora) need them whole; use 1, with parallel.expert or shard: full in its place, "
-      "or leave attention out of model.lora.targets");
+  const std::string attention = "lora: {rank: 2, dropout: 0.1}";
+  const std::string experts = "lora: {rank: 2, dropout: 0.1, targets: [experts]}";
+  EXPECT_EQ(fault(attention, "tensor: 2", 2), "");
+  EXPECT_EQ(fault(attention, "context: 2", 2), "");
+  EXPECT_EQ(fault(attention, "expert: 2", 2), "");
+  EXPECT_EQ(fault(experts, "shard: full", 2), "");
+  EXPECT_EQ(fault(experts, "expert: 2", 2),
+            "parallel.expert: E2005 2 ranks send rows to each other's experts, whose adapters "
+            "drop by the row's token (lora.dropout 0.1): use 1, with shard: full in its place, or "
+            "lora.dropout 0");
+  EXPECT_EQ(fault(attention, "tensor: 2, context: 2", 4),
+            "parallel.context: E2005 2 ranks with tensor 2 gather tokens of places that dropout "
+            "of adapters (model.lora.dropout 0.1) does not know: use one of the two, or "
+            "model.lora.dropout 0");
+  EXPECT_EQ(fault(attention + ", mla: {kv_rank: 8, nope_dim: 8, rope_dim: 8, value_dim: 8}",
+                  "context: 2", 2),
+            "parallel.context: E2005 2 ranks compute keys of each other's tokens from latents, "
+            "whose adapters drop by the token (model.lora.dropout 0.1): use 1, or "
+            "model.lora.dropout 0");
 }
 
 TEST(ChooseLayout, TensorRanksThatCutMatricesInFewBitsAreFaults) {

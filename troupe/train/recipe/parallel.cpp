@@ -190,6 +190,8 @@ ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs) 
   if (out.shard == ShardKind::kAuto) {
     out.shard = needs.whole_state ? ShardKind::kNone : ShardKind::kZero1;
   }
+  // Dropout of experts' adapters knows the rank's own tokens.
+  if (out.expert == 0 && needs.experts_lora_dropout > 0) out.expert = 1;
   // As many ranks as share the experts evenly: the fewest bytes of weights, and of gradients sent.
   if (out.expert == 0) {
     const int64_t ranks =
@@ -305,17 +307,8 @@ std::vector<std::string> tensor_faults(const ParallelConfig& c, const LayoutNeed
     out.push_back("train.optimizer: E2005 " + needs.optimizer +
                   " works on whole matrices: tensor 1, muon or adamw");
   }
-  for (const std::string& target : needs.adapted) {
-    if (target == "shared" && c.split_shared != CutKind::kOn) continue;
-    out.push_back(key_fault("tensor", ranks + " ranks would cut the matrices of " + target +
-                                          ", whose adapters (model.lora) need them whole; use 1, "
-                                          "with parallel.expert or shard: full in its place, or "
-                                          "leave " +
-                                          target + " out of model.lora.targets"));
-  }
   for (const std::string& target : needs.in_bits) {
     if (target == "shared" && c.split_shared != CutKind::kOn) continue;
-    if (std::ranges::find(needs.adapted, target) != needs.adapted.end()) continue;
     out.push_back(key_fault("tensor", ranks + " ranks would cut the matrices of " + target +
                                           ", which model.lora.frozen keeps in few bits, whole; use "
                                           "1, with parallel.expert or shard: full in its place, or "
@@ -380,6 +373,34 @@ std::vector<std::string> context_faults(const ParallelConfig& c, const LayoutNee
     out.push_back("model.attn_dropout: E2005 " + to_text(needs.attention_dropout) +
                   " with context " + std::to_string(c.context) +
                   ": attention dropout needs whole rows on a rank; use 0, or context 1");
+  }
+  return out;
+}
+
+// Dropout of adapters is drawn by the tokens of the rows that they see, which a rank must know.
+std::vector<std::string> adapter_dropout_faults(const ParallelConfig& c, const LayoutNeeds& needs) {
+  std::vector<std::string> out;
+  if (needs.experts_lora_dropout > 0 && c.expert > 1) {
+    out.push_back(
+        key_fault("expert", std::to_string(c.expert) +
+                                " ranks send rows to each other's experts, whose "
+                                "adapters drop by the row's token (lora.dropout " +
+                                to_text(needs.experts_lora_dropout) +
+                                "): use 1, with shard: full in its place, or lora.dropout 0"));
+  }
+  if (needs.gathered_lora_dropout > 0 && c.tensor > 1 && c.context > 1) {
+    out.push_back(key_fault(
+        "context", std::to_string(c.context) + " ranks with tensor " + std::to_string(c.tensor) +
+                       " gather tokens of places that dropout of adapters (model.lora.dropout " +
+                       to_text(needs.gathered_lora_dropout) +
+                       ") does not know: use one of the two, or model.lora.dropout 0"));
+  } else if (needs.attention_lora_dropout > 0 && needs.latent && c.context > 1) {
+    out.push_back(
+        key_fault("context", std::to_string(c.context) +
+                                 " ranks compute keys of each other's tokens from "
+                                 "latents, whose adapters drop by the token (model.lora.dropout " +
+                                 to_text(needs.attention_lora_dropout) +
+                                 "): use 1, or model.lora.dropout 0"));
   }
   return out;
 }
@@ -482,9 +503,10 @@ std::vector<std::string> slice_faults(const ParallelConfig& c, const LayoutNeeds
 std::vector<std::string> layout_faults(const ParallelConfig& config, const LayoutNeeds& needs) {
   const ParallelConfig c = resolved(config, needs);
   std::vector<std::string> out = group_faults(config, c, needs);
-  for (const auto& faults : {tensor_faults(c, needs), context_faults(c, needs),
-                             slice_faults(c, needs), overlap_faults(c), teacher_faults(c, needs),
-                             pair_faults(c, needs), in_backward_faults(c, needs)}) {
+  for (const auto& faults :
+       {tensor_faults(c, needs), context_faults(c, needs), slice_faults(c, needs),
+        overlap_faults(c), adapter_dropout_faults(c, needs), teacher_faults(c, needs),
+        pair_faults(c, needs), in_backward_faults(c, needs)}) {
     out.insert(out.end(), faults.begin(), faults.end());
   }
   const int64_t sharers = c.tensor * c.context * c.pipeline, wanted = c.data * sharers;

@@ -194,12 +194,11 @@ inline constexpr int64_t kLeastShared = 2048;
 // What a layout is chosen for.
 struct LayoutNeeds {
   int64_t world = 1;
-  int64_t experts = 0;         // 0: a dense model
-  bool whole_state = false;    // the optimizer cannot work with a part of a matrix' state
-  int64_t per_host = 0;        // ranks of a host; 0: all
-  int64_t hidden = 0;          // of an expert, which slices cut evenly; 0: not known
-  bool whole_experts = false;  // with LoRA they cannot be cut by their width
-  std::vector<std::string> adapted = {}, in_bits = {};  // lora targets that tensor ranks cut
+  int64_t experts = 0;               // 0: a dense model
+  bool whole_state = false;          // the optimizer cannot work with a part of a matrix' state
+  int64_t per_host = 0, hidden = 0;  // ranks of a host, 0: all; an expert's width, 0: not known
+  bool whole_experts = false;        // with LoRA they cannot be cut by their width
+  std::vector<std::string> in_bits = {};  // targets of lora.frozen that tensor ranks cut
   std::vector<LayerWidths> widths = {};
   int64_t table_rows = 0;                               // of the padded vocabulary
   double table_bytes = 0;                               // values and gradients of the tables
@@ -207,7 +206,8 @@ struct LayoutNeeds {
   int64_t sequence = 0;                                 // tokens of a row; 0: not known
   bool latent = false, teacher = false, pairs = false;  // attention of latents; train.teacher; dpo
   bool in_backward = false;                             // train.update
-  double attention_dropout = 0;
+  double attention_dropout = 0, gathered_lora_dropout = 0;  // the latter of adapters of all tokens
+  double attention_lora_dropout = 0, experts_lora_dropout = 0;
   int64_t layers = 0, mtp = 0;       // blocks and MTP modules of the model
   std::vector<UnitLoad> loads = {};  // of its units, for the choice of stages
 };

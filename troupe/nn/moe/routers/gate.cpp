@@ -91,7 +91,9 @@ Gate::Gate(const GateConfig& config, const RouterShape& shape) : config_(config)
   weight = Param::of({shape.experts, shape.width}, {.kind = Init::kNormal, .std = config.std},
                      Group::kRouter);
   if (config.bias) bias = Param::of({shape.experts}, {.kind = Init::kZero}, Group::kNoDecay);
-  if (config.lora.on()) lora.emplace(config.lora, shape.experts, shape.width);
+  if (config.lora.on()) {
+    lora.emplace(config.lora, shape.experts, shape.width, DropPlace::kRouter);
+  }
 }
 
 Gated Gate::logits(const at::Tensor& x_TD, const Context& context) const {
@@ -100,7 +102,7 @@ Gated Gate::logits(const at::Tensor& x_TD, const Context& context) const {
   const bool jitters = context.training && config_.jitter > 0;
   const at::Tensor seen = jitters ? jitter(x_TD, config_.jitter, place_of(context)) : x_TD;
   Gated out = router_product(seen, weight.value, type);
-  if (lora) out.z_TE = out.z_TE + lora->delta_in(type, seen);
+  if (lora) out.z_TE = out.z_TE + lora->delta_in(type, seen, context);
   if (bias) out.z_TE = out.z_TE + bias->value.to(type);
   if (out.z_TE.is_cuda()) out.z_TE = out.z_TE.to(at::kFloat);
   out.z_TE = forced(out.z_TE, context);
