@@ -4,20 +4,29 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <map>
-#include <set>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "troupe/core/check.h"
+#include "troupe/distributed/mesh/process_mesh.h"
 #include "troupe/schedule/interleavings.h"
 #include "troupe/schedule/prove.h"
 #include "troupe/schedule/schedules.h"
+#include "troupe/schedule/text.h"
+#include "troupe/train/forecast/mesh_world.h"
 #include "troupe/train/forecast/proof_cases.h"
 
 namespace troupe {
 namespace {
+
+using Random = std::mt19937_64;
+int below(Random& random, int n) {
+  return static_cast<int>(random() % static_cast<uint64_t>(n));
+}
 
 constexpr int64_t kEach = 61;  // `./dev prove` takes all
 
@@ -32,6 +41,67 @@ TEST(Proof, EveryLayoutOfUpToEightRanksIsProven) {
     });
   }
   EXPECT_GT(proven, 3000);
+}
+
+// Stages of no, one or several units, a table that up to three of them read, evaluation alone.
+StepWork drawn_work(Random& random, int replicas) {
+  constexpr PipelineOrder kOrders[] = {PipelineOrder::kAuto, PipelineOrder::kGpipe,
+                                       PipelineOrder::kZb1p, PipelineOrder::kZbv,
+                                       PipelineOrder::kDualPipeV};
+  StepWork work;
+  const int ranks = work.ranks = 1 + below(random, 4);
+  work.order = kOrders[below(random, static_cast<int>(std::size(kOrders)))];
+  const bool vee = is_in_a_vee(work.order);
+  const int each = vee ? 2 : work.order == PipelineOrder::kZb1p ? 1 : 1 + below(random, 3);
+  int gap = 0, longest = 0;
+  for (int s = 0; s < ranks * each; ++s) {
+    work.stage_ranks.push_back(vee ? std::min(s, 2 * ranks - 1 - s) : s % ranks);
+    const int units = s == 0 ? 1 : below(random, 3);
+    gap = units == 0 ? gap + 1 : 0;
+    longest = std::max(longest, gap);
+    work.stages.insert(work.stages.end(), static_cast<size_t>(units), s);
+  }
+  work.chunks = static_cast<int>(work.stages.size());
+  work.depth = 2 + longest;  // as with_stages()
+  work.microbatches = 1 + below(random, 6);
+  work.training = below(random, 8) > 0;
+  work.replicas = replicas;
+  for (int c = std::max(1, work.chunks - 2); below(random, 2) == 0 && c < work.chunks; ++c) {
+    work.tied.emplace_back(0, c);
+  }
+  const int again = below(random, 3);
+  for (int c = 1; again > 0 && c + 1 < work.chunks; c += again) work.recomputed.push_back(c);
+  return work;
+}
+
+TEST(Proof, DrawnStagesTablesAndShardsAreProven) {
+  Random random(1);
+  for (int i = 0; i < 2000; ++i) {
+    const int tensor = 1 + below(random, 2), data = 1 + below(random, 3);
+    const StepWork work = drawn_work(random, tensor * data);
+    const int share = below(random, 3);
+    const StateSharing sharing{.full = share == 2,
+                               .zero1 = share == 1,
+                               .prefetch = below(random, 4),
+                               .reshard = below(random, 2) == 0};
+    const Schedule schedule = build_schedule(config_of(sharing, work), work);
+    const ProcessMesh mesh(int64_t{work.ranks} * tensor * data,
+                           {.tensor = tensor,
+                            .pipeline = work.ranks,
+                            .expert = below(random, 2) == 0 ? tensor * data : 1,
+                            .shard = share == 0 ? 1 : 0});
+    MeshWorld parts{.whole_state = share == 0};
+    for (int c = 0; c < work.chunks; ++c) {
+      const bool experts = c > 0 && below(random, 3) > 0;
+      parts.units.push_back({.attention = c > 0, .experts = experts, .sums_over_all = experts});
+    }
+    for (int d = 0; d < data; ++d) {
+      std::vector<int64_t>& rows = parts.rows.emplace_back();
+      for (int m = 0; m < work.microbatches; ++m) rows.push_back(below(random, 4));
+    }
+    const Proof proof = prove({schedule}, work, world_of(mesh, work, parts));
+    ASSERT_EQ(proof.faults, std::vector<std::string>{}) << to_text(mesh) << to_text(schedule);
+  }
 }
 
 // What prove.h argues: one maximal run ends as all do, also where it does not end.
