@@ -18,6 +18,7 @@
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layout_forecast.h"
+#include "troupe/train/forecast/prove_layout.h"
 #include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/machine/doctor.h"
 #include "troupe/train/observe/step_line.h"
@@ -128,17 +129,21 @@ void print_duration(const Recipe& recipe, const RunPlan& plan) {
 }
 
 // What does not fit on `ranks`, or where none are given on as many as the recipe's own axes need,
-// all at once.
+// all at once; and whether the ranks' step ends, whatever their speeds.
 void check_layout(const Recipe& recipe, int64_t ranks, bool quiet) {
   const ParallelConfig& parallel = recipe.parallel;
   const int64_t least = least_ranks(parallel), world = ranks > 0 ? ranks : least;
   const ParallelConfig laid = settled(parallel, needs_of(recipe, world, world));
-  if (world == 1 || quiet) return;
+  if (world == 1) return;
+  const RunPlan plan = plan_of(recipe);
+  const LayoutProof proof = prove_layout(recipe, laid, plan.batch, plan.micro_batch, world);
+  if (quiet) return;
   std::cout << "ranks  ";
   if (ranks == 0) std::cout << (parallel.data > 0 ? "" : "a multiple of ");
   std::cout << world << ": tensor " << laid.tensor << " x context " << laid.context
             << " x pipeline " << laid.pipeline << " x data " << replicas_of(laid, world)
-            << ", experts over " << laid.expert * laid.expert_tensor << '\n';
+            << ", experts over " << laid.expert * laid.expert_tensor << '\n'
+            << "proof  " << to_text(proof) << '\n';
 }
 
 // What the ranks themselves need, whatever the model: warnings on stderr.

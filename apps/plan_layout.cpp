@@ -20,6 +20,7 @@
 #include "troupe/train/forecast/find_layouts.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layout_forecast.h"
+#include "troupe/train/forecast/prove_layout.h"
 #include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/machine/bench_run.h"
 #include "troupe/train/observe/step_line.h"
@@ -477,6 +478,8 @@ bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double avai
   const ResolvedRun run =
       resolve(recipe, choice_of(recipe, options.ranks, machine, on_gpu, available));
   const LayoutForecast forecast = forecast_layout(run, options.ranks, machine, on_gpu);
+  const LayoutProof proof =
+      prove_layout(run, run.parallel, run.plan.batch, forecast.micro_batch, options.ranks);
   const LayoutReport report = report_of(forecast, available);
   if (!options.picture.empty()) {
     Fs fs;
@@ -489,6 +492,7 @@ bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double avai
     print_text("%s ranks of %s\n%s", std::to_string(options.ranks).c_str(), machine.name.c_str(),
                to_text(mesh_of(forecast)).c_str());
     print_text("%s\n", run.layout_why.c_str());
+    if (options.ranks > 1) print_text("proof: %s\n", to_text(proof).c_str());
     print_memory(report.parts);
     print_host_state(report.host, report.copies, host_rate(machine), machine.host_link > 0);
     print_time(report);

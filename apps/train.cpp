@@ -36,6 +36,7 @@
 #include "troupe/distributed/world/world.h"
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
+#include "troupe/train/forecast/prove_layout.h"
 #include "troupe/train/loop/trainer.h"
 #include "troupe/train/machine/doctor.h"
 #include "troupe/train/observe/memory_use.h"
@@ -214,6 +215,7 @@ class Run {
     require_equal(*world_, "version", version() + ' ' + commit());
     require_equal_lines(*world_, "recipe", recipe.str());
     const ResolvedRun run = resolve(recipe_, *world_);
+    prove_layout(run, run.parallel, run.plan.batch, run.plan.micro_batch, place_.size);
     setup_ = std::make_shared<ParallelSetup>(world_, run);
     return run;
   }

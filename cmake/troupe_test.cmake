@@ -21,7 +21,7 @@ set(TROUPE_TESTS_ALONE
   ops/support/autograd ops/block_sparse ops/combine ops/cross_entropy ops/moe_ffn/moe_ffn
   ops/attention/attention_cudnn ops/attention/attention_part
   checkpoint/state/saver testing/replay_gate
-  train/forecast/find_layouts train/forecast/forecast
+  train/forecast/find_layouts train/forecast/forecast train/forecast/proof
   train/forecast/layout_forecast train/machine/doctor train/optim/optimizer train/recipe/experts_kernels train/layout/factorings train/layout/both_means train/step/late_weights train/layout/layout_bits train/layout/layouts train/layout/reshard train/layout/resolved_run
   train/step/unit_values)
 set_property(GLOBAL PROPERTY troupe_test_groups "")

@@ -10,6 +10,15 @@ namespace troupe {
 
 using ScheduleConfig = OneOf<Accumulate, DataParallel, FullShard>;
 
+// How replicas share their state: not at all, the optimizer's part, or all of it.
+struct StateSharing {
+  bool full = false, zero1 = false;
+  int prefetch = 1;
+  bool reshard = true;
+};
+// What a run builds: the one rule of trainer, forecast and proof.
+ScheduleConfig config_of(const StateSharing& sharing, const StepWork& work);
+
 Schedule build_schedule(const ScheduleConfig& config, const StepWork& work);  // verified
 
 }  // namespace troupe

@@ -41,15 +41,11 @@ StepWork step_work(const Recipe& recipe, const ParallelConfig& parallel) {
 }
 
 Schedule step_schedule(const ParallelConfig& parallel, const StepWork& work) {
-  if (work.replicas == 1 && (work.ranks == 1 || parallel.shard != ShardKind::kFull)) {
-    return build_schedule(Accumulate{}, work);
-  }
-  if (parallel.shard == ShardKind::kFull) {
-    return build_schedule(
-        FullShard{.prefetch = static_cast<int>(parallel.prefetch), .reshard = parallel.reshard},
-        work);
-  }
-  return build_schedule(DataParallel{.sharded = parallel.shard == ShardKind::kZero1}, work);
+  const StateSharing sharing{.full = parallel.shard == ShardKind::kFull,
+                             .zero1 = parallel.shard == ShardKind::kZero1,
+                             .prefetch = static_cast<int>(parallel.prefetch),
+                             .reshard = parallel.reshard};
+  return build_schedule(config_of(sharing, work), work);
 }
 
 RankShare share_of(int64_t all, int64_t rank, int64_t ranks) {

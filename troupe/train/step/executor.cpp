@@ -252,7 +252,7 @@ void Executor::pass(const std::vector<Action>& list, const std::vector<int64_t>&
                  "in a list of forwards alone");
     params_.need(action.chunk);
     const at::Tensor h = f(action.chunk, action.microbatch, values_.input_of(action));
-    values_.drop_input(action);
+    values_.drop_after(action, /*training=*/false);
     if (h.defined()) values_.set_output(action, h);
   }
   end();
@@ -368,8 +368,7 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
     if (handlers.gradient && gradient.defined()) handlers.gradient(action, slot, gradient);
     store_.gradients().add(slot, gradient);
   }
-  values_.drop_gradient_of_output(action);
-  values_.drop_input(action);
+  values_.drop_after(action, /*training=*/true);
   if (action.kind == Kind::kBackwardInput) {
     late_[cell] = std::move(forward_state.late);
   } else if (forward_state.late) {

@@ -27,13 +27,7 @@ void UnitValues::begin(std::vector<int64_t> own_tokens, const Pass& pass) {
 
 void UnitValues::end() {
   channels_->finish();
-  outputs_.clear();
-  gradients_.clear();
-}
-
-// A transfer names the chunk whose input it is: the gradient leaves the rank that has the chunk.
-bool UnitValues::is_gradient(const Action& transfer) const {
-  return model_.has_unit(transfer.chunk) == (transfer.kind == Kind::kSend);
+  values_.clear();
 }
 
 // Rows of the input of the chunk that a transfer names, which are also those of its gradient.
@@ -43,32 +37,28 @@ int64_t UnitValues::rows_of(const Action& transfer) const {
 }
 
 void UnitValues::send(const Action& action) {
-  const bool gradient = is_gradient(action);
-  std::map<Cell, Value>& from = gradient ? gradients_ : outputs_;
-  const Cell cell{gradient ? action.chunk : action.chunk - 1, action.microbatch};
+  const UnitValue value = carried_by(action, model_.has_unit(action.chunk));
   const int64_t rows = rows_of(action);
   const PulseScope scope(pulse_, Phase::kSend, action.chunk, static_cast<int>(model_.num_units()),
                          action.microbatch);
   faults_.at("send", pass_.step);
-  at::Tensor x = from.at(cell).x;
+  at::Tensor x = values_.at(value).x;
   if (!x.defined()) x = at::zeros({rows, model_.config().width}, options_);
-  from.erase(cell);
+  values_.erase(value);
   if (rows == 0) return;
-  channels_->send(action.peer, gradient ? StageMessage::kGradient : StageMessage::kActivation,
+  channels_->send(action.peer, value.gradient ? StageMessage::kGradient : StageMessage::kActivation,
                   x.contiguous());
 }
 
 void UnitValues::receive(const Action& action) {
-  const bool gradient = is_gradient(action);
+  const UnitValue name = carried_by(action, model_.has_unit(action.chunk));
   const int64_t rows = rows_of(action);
   Value value{.x = at::empty({rows, model_.config().width}, options_)};
   if (rows > 0) {
     value.arriving = channels_->recv(
-        action.peer, gradient ? StageMessage::kGradient : StageMessage::kActivation, value.x);
+        action.peer, name.gradient ? StageMessage::kGradient : StageMessage::kActivation, value.x);
   }
-  (gradient ? gradients_
-            : outputs_)[{gradient ? action.chunk : action.chunk - 1, action.microbatch}] =
-      std::move(value);
+  values_[name] = std::move(value);
 }
 
 at::Tensor UnitValues::arrived(const Action& action, Value& value) {
@@ -90,28 +80,24 @@ at::Tensor UnitValues::arrived(const Action& action, Value& value) {
 
 at::Tensor UnitValues::input_of(const Action& action) {
   if (action.chunk == 0) return {};
-  return arrived(action, outputs_.at({action.chunk - 1, action.microbatch}));
+  return arrived(action, values_.at(troupe::input_of(action)));
 }
 
 at::Tensor UnitValues::gradient_of_output(const Action& action) {
-  const auto found = gradients_.find({action.chunk + 1, action.microbatch});
-  return found == gradients_.end() ? at::Tensor() : arrived(action, found->second);
+  const auto found = values_.find(output_gradient_of(action));
+  return found == values_.end() ? at::Tensor() : arrived(action, found->second);
 }
 
 void UnitValues::set_output(const Action& action, const at::Tensor& h) {
-  outputs_[{action.chunk, action.microbatch}] = {h.detach()};
+  values_[output_of(action)] = {h.detach()};
 }
 
 void UnitValues::set_input_gradient(const Action& action, const at::Tensor& gradient) {
-  gradients_[{action.chunk, action.microbatch}] = {gradient};
+  values_[input_gradient_of(action)] = {gradient};
 }
 
-void UnitValues::drop_input(const Action& action) {
-  outputs_.erase({action.chunk - 1, action.microbatch});
-}
-
-void UnitValues::drop_gradient_of_output(const Action& action) {
-  gradients_.erase({action.chunk + 1, action.microbatch});
+void UnitValues::drop_after(const Action& action, bool training) {
+  for (const UnitValue& value : dropped_by(action, training)) values_.erase(value);
 }
 
 }  // namespace troupe

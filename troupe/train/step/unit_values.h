@@ -2,7 +2,8 @@
 // its input, by microbatch. In a pipeline some come from other ranks, or go to them: a send takes
 // the output of a unit, or the gradient of its input, to the rank that computes on with it; a
 // receive is posted where it stands in the list and waited for where the value is used. Sizes are
-// known on both ends; a microbatch without rows sends nothing.
+// known on both ends; a microbatch without rows sends nothing. The names of values, and what an action
+// drops, are those that the proof of a step follows (schedule/unit_value.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +20,7 @@
 #include "troupe/distributed/status/pulse.h"
 #include "troupe/nn/model/model.h"
 #include "troupe/schedule/action.h"
+#include "troupe/schedule/unit_value.h"
 
 namespace troupe {
 
@@ -56,21 +58,18 @@ class UnitValues {
   at::Tensor gradient_of_output(const Action& action);
   void set_output(const Action& action, const at::Tensor& h);
   void set_input_gradient(const Action& action, const at::Tensor& gradient);
-  // Drops what the action's unit has read and no later action reads.
-  void drop_input(const Action& action);
-  void drop_gradient_of_output(const Action& action);
+  // Drops what the action has read and no later action reads; `training`: of the list.
+  void drop_after(const Action& action, bool training);
 
-  int64_t kept() const { return std::ssize(outputs_) + std::ssize(gradients_); }
+  int64_t kept() const { return std::ssize(values_); }
   int64_t microbatches() const { return std::ssize(own_tokens_); }
 
  private:
-  using Cell = std::pair<int, int>;  // unit, microbatch
   struct Value {
     at::Tensor x;
     Pending arriving = {};  // from another rank
   };
 
-  bool is_gradient(const Action& transfer) const;
   int64_t rows_of(const Action& transfer) const;
   at::Tensor arrived(const Action& action, Value& value);
 
@@ -79,8 +78,7 @@ class UnitValues {
   const Faults& faults_;
   Pulse& pulse_;
   const std::shared_ptr<StageChannels> channels_;
-  std::map<Cell, Value> outputs_;    // of a unit, for the next one
-  std::map<Cell, Value> gradients_;  // of a unit's input, for the one before
+  std::map<UnitValue, Value> values_;
   std::vector<int64_t> own_tokens_;
   Pass pass_;
   std::set<std::pair<PassKind, int64_t>> computed_;  // with as many tokens of a microbatch
