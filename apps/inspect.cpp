@@ -74,7 +74,7 @@ int64_t cache_bytes(const ModelConfig& model) {
   int64_t elements = 0;
   for (int64_t i = 0; i < model.layers; ++i) {
     const LayerConfig layer = layer_config(model, i);
-    if (!layer.attention) continue;
+    if (!layer.attention || layer.delta) continue;  // a state, whatever the length
     elements +=
         model.mla ? model.mla->kv_rank + model.mla->rope_dim : 2 * layer.kv_heads * layer.head_dim;
   }

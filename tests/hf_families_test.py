@@ -29,6 +29,9 @@ FAMILIES = {
     "granitemoeshared": dict(intermediate_size=24, num_local_experts=8, num_experts_per_tok=3, embedding_multiplier=12.0,
                              residual_multiplier=0.22, attention_multiplier=0.015625, logits_scaling=6.0,
                              shared_intermediate_size=40),
+    "qwen3_next": dict(num_hidden_layers=4, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=3,
+                       shared_expert_intermediate_size=20, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+                       linear_key_head_dim=8, linear_value_head_dim=12),
     "hunyuan_v1_moe": dict(intermediate_size=24, num_experts=8, moe_topk=3, head_dim=8, rope_parameters=dict(
         rope_type="dynamic", type="dynamic", rope_theta=1e4, alpha=50.0, factor=1.0)),
     "minimax_m2": dict(intermediate_size=24, num_local_experts=8, num_experts_per_tok=3, head_dim=8, rope_parameters=dict(
@@ -112,6 +115,9 @@ class Families(FolderTest):
 
     def test_minimax_m2(self):
         self.check("minimax_m2")
+
+    def test_qwen3_next(self):
+        self.check("qwen3_next")
 
     def test_kimi_k2_is_deepseek_v3(self):
         model = self.save("deepseek_v3")

@@ -19,7 +19,7 @@ from transformers import (DbrxConfig, DbrxForCausalLM, DeepseekV2Config, Deepsee
                           HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM, LlamaConfig, LlamaForCausalLM, MiniMaxM2Config,
                           MiniMaxM2ForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config,
                           Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM,
-                          Qwen3MoeConfig, Qwen3MoeForCausalLM, SolarOpenConfig, SolarOpenForCausalLM)
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM, SolarOpenConfig, SolarOpenForCausalLM)
 
 PROGRAM = pathlib.Path(os.environ["TROUPE_BUILD"], "model_run")
 VOCAB, BATCH, SEQUENCE = 96, 2, 40
@@ -46,9 +46,9 @@ def seeded(kind, config):
 
 
 class Models(unittest.TestCase):
-    def compare(self, family, theirs, config, bound=1e-4):
+    def compare(self, family, theirs, config, bound=1e-4, sequence=SEQUENCE):
         torch.manual_seed(4)
-        ids = torch.randint(VOCAB, (BATCH, SEQUENCE + 1))
+        ids = torch.randint(VOCAB, (BATCH, sequence + 1))
         sent = {"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
         logits = theirs(input_ids=sent["ids"]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), sent["labels"].flatten())
@@ -260,6 +260,21 @@ class Models(unittest.TestCase):
                      SHAPE + "kv_heads: 2, head_dim: 16, qk_norm: head, norm: {eps: 1e-6}, ffn: 40,"
                      " first_dense: 1, rope: {theta: 1000000}, moe: {experts: 8, top_k: 3, hidden: "
                      "12, router: {kind: topk_softmax, order: before, p_norm: 1}}")
+
+    # Rows of 150 tokens: two whole chunks of the linear layers, and a part of one.
+    def test_qwen3_next(self):
+        config = Qwen3NextConfig(**COMMON | dict(max_position_embeddings=160), num_key_value_heads=2, head_dim=16,
+                                 moe_intermediate_size=12, intermediate_size=40, shared_expert_intermediate_size=20,
+                                 num_experts=8, num_experts_per_tok=3, norm_topk_prob=True, rms_norm_eps=1e-6,
+                                 linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6,
+                                 linear_value_head_dim=10, layer_types=["linear_attention", "full_attention"],
+                                 rope_parameters=dict(rope_type="default", rope_theta=1e6, partial_rotary_factor=0.25))
+        self.compare("qwen3_next", seeded(Qwen3NextForCausalLM, config),
+                     "layers: 2, width: 32, heads: 4, vocab: 96, max_positions: 160, kv_heads: 2, head_dim: 16, qk_norm: "
+                     "head, attn_gate: true, norm: {eps: 1e-6}, rope: {theta: 1000000, fraction: 0.25}, delta: {layers: "
+                     "'[1,0]', key_heads: 2, value_heads: 4, key_dim: 6, value_dim: 10}, moe: {experts: 8, top_k: 3, "
+                     "hidden: 12, shared: {experts: 1, hidden: 20, form: gate}, router: {kind: topk_softmax, order: "
+                     "before, p_norm: 1}}", sequence=150)
 
     def test_olmoe(self):
         config = OlmoeConfig(**COMMON, intermediate_size=12, num_key_value_heads=4, num_experts=8,

@@ -54,7 +54,7 @@ void fill(Model& model, const HfFamily& family, const Tensors& in) {
     ++found;
     for (const HfPiece& p : t.pieces) {
       TROUPE_CHECK(in.contains(p.name), p.name, "is missing");
-      ours.at(t.name).narrow(0, p.row, p.rows).copy_(picture(in.at(p.name), t, p));
+      ours.at(t.name).narrow(0, p.row, p.rows).copy_(picture(in.at(p.name), t, p) + t.offset);
     }
   }
   size_t wanted = 0;

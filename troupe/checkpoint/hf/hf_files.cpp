@@ -1,4 +1,5 @@
 // Whole folders: a model hub's to a checkpoint of ours, and back.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -11,6 +12,7 @@
 #include "troupe/checkpoint/files/base.h"
 #include "troupe/checkpoint/files/reader.h"
 #include "troupe/checkpoint/folder/run_folder.h"
+#include "troupe/checkpoint/hf/hf_keys.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
 #include "troupe/checkpoint/hf/tokenizer_files.h"
 #include "troupe/checkpoint/hf/upcycle_hf.h"
@@ -91,7 +93,7 @@ class Export {
     for (const HfTensor& ours : table_) {
       const HfTensor* const found = back.find(ours.name);
       TROUPE_CHECK(found != nullptr, ours.name, "is not in the exported folder");
-      const at::Tensor wanted = matrix_of(ours).to(back.type_of(*found)).view(ours.shape);
+      const at::Tensor wanted = as_read(ours, back.type_of(*found)).view(ours.shape);
       if (!at::equal(back.read(*found), wanted)) {
         fail(Code::kDamagedCheckpoint, staging, "tensor", ours.name, "does not read back the same");
       }
@@ -133,13 +135,24 @@ class Export {
     return value.reshape({-1, ours.columns}).narrow(0, 0, ours.rows);
   }
 
+  // Theirs of ours, but for what an export leaves in weights (HfTensor::factor).
+  at::Tensor moved(const HfTensor& ours) const {
+    const at::Tensor matrix = matrix_of(ours);
+    return ours.offset == 0 ? matrix : matrix.to(at::kFloat) - ours.offset;
+  }
+  // Ours as they are read back from theirs.
+  at::Tensor as_read(const HfTensor& ours, at::ScalarType type) const {
+    if (ours.offset == 0) return matrix_of(ours).to(type);
+    return moved(ours).to(ours.fp32 ? at::kFloat : type_).to(type) + ours.offset;
+  }
+
   at::Tensor make(const Theirs& t) const {
     const at::ScalarType type = t.fp32 ? at::kFloat : type_;
     if (t.copy_of != nullptr) return make(theirs_[by_name_.at(t.copy_of->pieces[0].name)]);
     at::Tensor out = at::empty({Box::whole(t.first->shape).numel()}, at::TensorOptions(type));
     for (const auto& [ours, p] : t.pieces) {
       if (p->rows == 0 || ours->columns == 0) continue;
-      const at::Tensor matrix = matrix_of(*ours);
+      const at::Tensor matrix = moved(*ours);
       out.as_strided({p->rows, ours->columns}, {p->row_stride, p->column_stride}, p->offset)
           .copy_(matrix.narrow(0, p->row, p->rows));
     }

@@ -151,7 +151,8 @@ void HfWeights::account() {
 
 at::ScalarType HfWeights::type_of(const HfTensor& ours) const {
   const std::string& name = ours.pieces.at(0).name;
-  if (ours.factor != 1) return at::kFloat;  // which holds the product of any half by it
+  // Which holds the product of any half by it.
+  if (ours.factor != 1 || ours.offset != 0) return at::kFloat;
   if (is_quantized(name)) return at::kBFloat16;
   return scalar_of(theirs(name)->entry->element);
 }
@@ -222,6 +223,7 @@ at::Tensor HfWeights::read(const HfTensor& ours) const {
     }
   }
   if (ours.factor != 1) out.mul_(ours.factor);
+  if (ours.offset != 0) out.add_(ours.offset);
   return out;
 }
 

@@ -26,6 +26,7 @@ int64_t product(const std::vector<int64_t>& sizes, size_t from = 0) {
 // What a draw is multiplied by.
 double scale_of(const Param& p) {
   if (p.init.kind == Init::kNormal) return p.init.std;
+  if (p.init.kind == Init::kLogDecay) return 1;
   const int64_t fan_in = p.init.fan_in > 0 ? p.init.fan_in : p.global.back();
   const double variance = p.init.kind == Init::kKaiming ? 2.0 : 1.0;
   return std::sqrt(variance / static_cast<double>(fan_in));
@@ -35,6 +36,7 @@ double scale_of(const Param& p) {
 // probability 0.0027, so 64 tries fail once in 10^164.
 float draw(const Rng& rng, uint64_t index, const Init& init) {
   if (init.kind == Init::kKaimingUniform) return 2 * rng.uniform(index) - 1;
+  if (init.kind == Init::kLogDecay) return std::log(0.01F + 15.99F * rng.uniform(index));
   const double truncate = init.truncate;
   float x = rng.normal(index);
   for (uint32_t again = 1; truncate > 0 && std::abs(x) > truncate && again < 64; ++again) {

@@ -49,12 +49,12 @@ struct Split {
 };
 
 struct Init {
-  enum Kind { kZero, kOne, kNormal, kKaiming, kKaimingUniform };
+  enum Kind { kZero, kOne, kNormal, kKaiming, kKaimingUniform, kLogDecay };
   Kind kind = kZero;
   double std = 0;       // kNormal
   double truncate = 0;  // in standard deviations; 0: not truncated. Redrawn, not clamped
   // kKaiming: normal with std sqrt(2 / fan_in); kKaimingUniform: uniform in +-1 / sqrt(fan_in), as
-  // torch::nn::Linear; 0: the last dimension.
+  // torch::nn::Linear; 0: the last dimension. kLogDecay: log u, u uniform in 0.01 to 16 (Mamba's A).
   int64_t fan_in = 0;
   bool same_experts = false;  // all experts start as copies of expert 0
   int64_t repeat = 1;         // upcycling (U1): row r of dimension 0 is drawn as row r / repeat

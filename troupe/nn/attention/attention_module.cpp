@@ -7,6 +7,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/nn/attention/context_slice.h"
+#include "troupe/nn/attention/delta_net.h"
 #include "troupe/nn/attention/kv_cache.h"
 #include "troupe/nn/attention/mla.h"
 #include "troupe/nn/parts/dropout.h"
@@ -78,6 +80,7 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
       q_norm_(qk_norm(c, l.heads, l.head_dim)),
       k_norm_(qk_norm(c, l.kv_heads, l.head_dim)),
       max_positions_(c.max_positions) {
+  if (c.attn_gate) gate_.emplace(projection(c, l.heads * l.head_dim));
   if (c.sinks) sinks_ = Param::of({l.heads}, {.kind = Init::kZero}, Group::kNoDecay);
   if (c.positions == PositionForm::kRope) rope_.emplace(c.rope, turned_dims(c, l));
   require_whole(c.lora.bits_of(LoraTarget::kAttention), sharding_.ranks(), "attention");
@@ -87,6 +90,10 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
   parts.cut(q_.weight, 0);
   parts.cut(q_.lora, 0);
   if (q_.bias) parts.cut(*q_.bias, 0);
+  if (gate_) {
+    parts.cut(gate_->weight, 0);
+    if (gate_->bias) parts.cut(*gate_->bias, 0);
+  }
   for (Linear* part : {&k_, &v_}) {
     parts.cut_key_heads(part->weight, l.kv_heads);
     parts.cut_key_heads(part->lora, l.kv_heads);
@@ -112,11 +119,13 @@ at::Tensor Attention::forward(const at::Tensor& x_tD, const AttentionCall& call)
   const bool split_norm = qk_norm_ == QkNorm::kWhole && !sharding_.alone();
   const bool plain = !clip_ && call.cache == nullptr && call.slice == nullptr && !split_norm &&
                      qk_norm_ != QkNorm::kHeadTurned && !(dropout_ > 0 && call.context.training);
-  const at::Tensor o = plain ? core(qkv, call) : apart(qkv, call);
-  return out_of_heads(out_, {sharding_, call.context}, o.flatten(1), out_fp8);
+  at::Tensor o = (plain ? core(qkv, call) : apart(qkv, call)).flatten(1);
+  if (gate_) o = o * at::sigmoid(joined_linear(x.x_T, {&*gate_}));
+  return out_of_heads(out_, {sharding_, call.context}, o, out_fp8);
 }
 
 void Attention::compute_in_fp8(const Fp8Options& fp8) {
+  TROUPE_CHECK(!gate_, "fp8: the projections of attention with an output gate stay as they are");
   for (const Linear* part : {&q_, &k_, &v_, &out_}) {
     TROUPE_CHECK(!part->weight.low_bit, "fp8: projections in few bits stay in bf16");
     const int64_t rows = part->weight.size[0], columns = part->weight.size[1];
@@ -339,6 +348,7 @@ at::Tensor attention_with_dropout(const CoreInputs& in, const AttentionForm& for
 
 std::unique_ptr<AttentionModule> build_attention(const ModelConfig& c, const LayerConfig& layer,
                                                  const TensorParts& parts) {
+  if (layer.delta) return std::make_unique<DeltaNet>(c, parts, layer.index);
   if (c.mla) return std::make_unique<Mla>(c, layer, parts);
   return std::make_unique<Attention>(c, layer, parts);
 }

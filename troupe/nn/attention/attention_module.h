@@ -3,7 +3,7 @@
 //   q, k, v = x Wq^T, x Wk^T, x Wv^T (+ biases)    one product
 //   qk_norm: each head of q and k alone, or the whole of q and of k;  then the clamp;  then rotary,
 //   behind which the norms of heads may stand instead
-//   o = ops/attention/attention;  y = o Wo^T (+ bias)
+//   o = ops/attention/attention;  with attn_gate o = o sigmoid(x Wg^T);  y = o Wo^T (+ bias)
 //
 // With train.fp8.attention the two products have 8-bit operands.
 //
@@ -12,7 +12,7 @@
 // context parallelism a rank fetches the keys and values that its queries see (KvExchange), or the
 // ranks exchange tokens for heads, so that each has whole rows of some heads (HeadExchange).
 //
-// One interface for two forms: this one (multi-head, grouped, multi-query) and mla.h.
+// One interface for three forms: this one (multi-head, grouped, multi-query), mla.h and delta_net.h.
 #pragma once
 
 #include <functional>
@@ -83,6 +83,7 @@ class Attention : public AttentionModule {
     f("k", m.k_);
     f("v", m.v_);
     f("out", m.out_);
+    f("gate", m.gate_);
     f("q_norm", m.q_norm_);
     f("k_norm", m.k_norm_);
     f("sinks", m.sinks_);
@@ -112,6 +113,7 @@ class Attention : public AttentionModule {
   std::optional<double> clip_;
   double dropout_;
   Linear q_, k_, v_, out_;
+  std::optional<Linear> gate_;  // of the output, by query head
   std::optional<NormModule> q_norm_, k_norm_;
   std::optional<Param> sinks_;
   std::optional<Rope> rope_;

@@ -1,6 +1,8 @@
 #include "troupe/nn/attention/kv_cache.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <numeric>
@@ -17,10 +19,16 @@ at::Tensor room_like(const at::Tensor& x, int64_t rows, int64_t capacity) {
   return at::empty(sizes, x.options().requires_grad(false));
 }
 
+at::Tensor states_like(const at::Tensor& x, int64_t rows) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes[0] = rows;
+  return at::zeros(sizes, x.options().requires_grad(false));
+}
+
 }  // namespace
 
 KvCache::KvCache(int64_t layers, int64_t rows, int64_t capacity)
-    : held_(layers), capacity_(capacity), lengths_(rows), used_(rows) {
+    : held_(layers), states_(layers), capacity_(capacity), lengths_(rows), used_(rows) {
   std::iota(used_.begin(), used_.end(), 0);
 }
 
@@ -70,6 +78,27 @@ void KvCache::advance(int64_t n) {
   }
 }
 
+KvCache::States KvCache::states(int64_t layer) const {
+  const States& held = states_.at(layer);
+  if (!held.a.defined()) return {};
+  const at::Tensor rows = at::tensor(used_, at::kLong).to(held.a.device());
+  States out{held.a.index_select(0, rows), held.b.index_select(0, rows)};
+  for (int64_t i = 0; i < std::ssize(used_); ++i) {
+    if (past(i) > 0) continue;
+    out.a[i].zero_();
+    out.b[i].zero_();
+  }
+  return out;
+}
+
+void KvCache::keep_states(int64_t layer, const States& states) {
+  States& held = states_.at(layer);
+  if (!held.a.defined()) held = {states_like(states.a, rows()), states_like(states.b, rows())};
+  const at::Tensor rows = at::tensor(used_, at::kLong).to(held.a.device());
+  held.a.index_copy_(0, rows, states.a);
+  held.b.index_copy_(0, rows, states.b);
+}
+
 void KvCache::copy(int64_t from, int64_t to, int64_t n) {
   TROUPE_CHECK(0 <= n && n <= length(from), "row", from, "holds", length(from), "tokens, not", n);
   if (from != to && n > 0) {
@@ -78,6 +107,14 @@ void KvCache::copy(int64_t from, int64_t to, int64_t n) {
       held.a[to].narrow(0, 0, n).copy_(held.a[from].narrow(0, 0, n));
       held.b[to].narrow(0, 0, n).copy_(held.b[from].narrow(0, 0, n));
     }
+  }
+  for (States& held : states_) {
+    if (!held.a.defined() || n == 0) continue;
+    TROUPE_CHECK(n == length(from), "row", from, "has the states of", length(from),
+                 "tokens, not of", n);
+    if (from == to) continue;
+    held.a[to].copy_(held.a[from]);
+    held.b[to].copy_(held.b[from]);
   }
   lengths_.at(to) = n;
 }
@@ -92,6 +129,14 @@ void KvCache::grow(int64_t rows, int64_t capacity) {
       const at::Tensor old = *x;
       *x = room_like(old, rows, capacity);
       x->narrow(0, 0, old.size(0)).narrow(1, 0, old.size(1)).copy_(old);
+    }
+  }
+  for (States& held : states_) {
+    for (at::Tensor* const x : {&held.a, &held.b}) {
+      if (!x->defined()) continue;
+      const at::Tensor old = *x;
+      *x = states_like(old, rows);
+      x->narrow(0, 0, old.size(0)).copy_(old);
     }
   }
   lengths_.resize(rows);

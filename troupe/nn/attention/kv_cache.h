@@ -5,7 +5,8 @@
 //   cache.use({0, 1});  batch.cache = &cache;
 //   run all units on [2, n] new tokens;  cache.advance(n);
 //
-// MLA keeps its latent vectors in place of keys and values.
+// MLA keeps its latent vectors in place of keys and values. A layer of linear attention keeps two
+// states a row, whatever its length: what stands behind its last token.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +37,15 @@ class KvCache {
   std::pair<at::Tensor, at::Tensor> row(int64_t layer, int64_t i, int64_t n) const;
   void advance(int64_t n);
 
-  // Makes row `to` the first n tokens of row `from`.
+  // The states of a layer of linear attention, those of the batch's rows: zeros where a row is empty.
+  // Undefined before the first keep_states.
+  struct States {
+    at::Tensor a, b;  // [B, ..]
+  };
+  States states(int64_t layer) const;
+  void keep_states(int64_t layer, const States& states);
+
+  // Makes row `to` the first n tokens of row `from`; with states none of them, or all.
   void copy(int64_t from, int64_t to, int64_t n);
   // Grows to at least `rows` rows of `capacity` tokens; the contents stay. Never shrinks.
   void grow(int64_t rows, int64_t capacity);
@@ -46,6 +55,7 @@ class KvCache {
     at::Tensor a, b;  // [rows, capacity, ..]
   };
   std::vector<Held> held_;
+  std::vector<States> states_;  // [rows, ..]
   int64_t capacity_;
   std::vector<int64_t> lengths_, used_;
 };

@@ -61,10 +61,14 @@ double most_params(const ModelConfig& c) {
     take(hidden, o.hidden);
   }
   const MlaConfig mla = c.mla.value_or(MlaConfig{});
+  const DeltaConfig delta = c.delta.value_or(
+      DeltaConfig{.key_heads = 0, .value_heads = 0, .key_dim = 0, .value_dim = 0, .conv = 0});
+  heads = std::max(heads, 2.0 * static_cast<double>(std::max(delta.key_heads, delta.value_heads)));
   const auto ranks =
       static_cast<double>(mla.q_rank + mla.kv_rank + c.moe.ffn.lora.rank + c.lora.factors.rank);
   const auto head = static_cast<double>(
-      std::max({c.head_dim, c.width, mla.nope_dim + mla.rope_dim + mla.value_dim}));
+      std::max({c.head_dim, c.width, mla.nope_dim + mla.rope_dim + mla.value_dim, delta.key_dim,
+                delta.value_dim}));
   const auto shared = static_cast<double>(c.moe.shared.experts) *
                       std::max(hidden, static_cast<double>(c.moe.shared.hidden));
   const double block = (D + ranks) * (4 * heads * head + ranks + 3 * ffn) +
@@ -138,6 +142,28 @@ void check_mla(const ModelConfig& c, ModelFaults& f) {
            "; with mla each of the", c.heads, "heads has its own keys: leave it out");
   f.unless(!c.bias && !c.qkv_bias.value_or(false) && !c.out_bias.value_or(false), "mla",
            "goes without biases");
+}
+
+void check_delta(const ModelConfig& c, ModelFaults& f) {
+  f.unless(!c.attn_gate || !c.mla, "attn_gate",
+           "is of attention with heads of its own keys:", "it goes without mla");
+  for (const LoraTarget target : c.lora.targets) {
+    f.unless(target != LoraTarget::kAttention || !c.lora.on() || !(c.attn_gate || c.delta),
+             "lora.targets", "names attention, which has no adapters beside",
+             std::string(c.delta ? "model.delta" : "model.attn_gate") + ": leave it out");
+  }
+  f.unless(!c.lora.bits_of(LoraTarget::kAttention) || !(c.attn_gate || c.delta),
+           "lora.frozen.targets", "names attention, whose weights stay in the run's type beside",
+           std::string(c.delta ? "model.delta" : "model.attn_gate") + ": leave it out");
+  if (!c.delta) return;
+  const DeltaConfig& d = *c.delta;
+  f.unless(d.key_heads >= 1 && d.value_heads >= 1 && d.value_heads % d.key_heads == 0,
+           "delta.value_heads", "is", d.value_heads, "and key_heads is", d.key_heads,
+           "; both must be 1 or more, and key_heads must divide value_heads");
+  f.unless(d.key_dim >= 1 && d.value_dim >= 1, "delta.key_dim", "is", d.key_dim, "and value_dim is",
+           d.value_dim, "; both must be 1 or more");
+  f.unless(d.conv >= 2, "delta.conv", "is", d.conv, "; it must be 2 or more");
+  f.part([&] { moe_layers(d.layers, c.layers); });
 }
 
 void check_layer(const ModelConfig& c, int64_t i, ModelFaults& f) {
@@ -309,12 +335,14 @@ LayerConfig layer_config(const ModelConfig& c, int64_t layer) {
                 .heads = c.heads,
                 .kv_heads = c.kv_heads > 0 ? c.kv_heads : c.heads,
                 .ffn = c.ffn};
+  l.delta = c.delta && is_in_pattern(c.delta->layers, i, c.layers);
   if (c.window > 0 && is_in_pattern(c.window_layers, i, c.layers)) l.window = c.window;
   const MoeConfig moe = resolved(c);
   if (moe.experts > 0 && i >= c.first_dense && is_in_pattern(moe.layers, i, c.layers)) l.moe = moe;
   for (const LayerOverride& o : c.overrides) {
     if (std::find(o.layers.begin(), o.layers.end(), i) != o.layers.end()) apply(o, l, moe);
   }
+  l.delta = l.delta && l.attention;
   l.head_dim = c.mla                           ? c.mla->nope_dim + c.mla->rope_dim
                : c.head_dim > 0 || l.heads < 1 ? c.head_dim
                                                : c.width / l.heads;
@@ -370,6 +398,7 @@ void validate(const ModelConfig& c) {
   check_sizes(c, f);
   check_rope(c, f);
   check_mla(c, f);
+  check_delta(c, f);
   f.raise();  // what follows divides by these
   check_overrides(c, f);
   f.part([&] { moe_layers(c.window_layers, c.layers); });

@@ -15,6 +15,7 @@
 
 #include "troupe/core/config/counts.h"
 #include "troupe/nn/config/block_kinds.h"
+#include "troupe/nn/config/delta_config.h"
 #include "troupe/nn/moe/moe_layer.h"
 #include "troupe/nn/parts/lora.h"
 #include "troupe/nn/parts/norm_module.h"
@@ -122,7 +123,9 @@ struct ModelConfig {
   int64_t window = 0;               // key j is seen from i where i - window < j <= i; 0: all j <= i
   std::string window_layers = "1";  // which layers have it, a pattern (moe_pattern.h)
   bool sinks = false;               // one more logit a head in the softmax's sum, without a value
+  bool attn_gate = false;           // attention's output times a sigmoid of its input
   std::optional<MlaConfig> mla;
+  std::optional<DeltaConfig> delta;
   BlockConfig block;
   MtpConfig mtp;
   MoeConfig moe;  // experts 0: a dense model
@@ -170,7 +173,11 @@ struct ModelConfig {
     f("window_layers", c.window_layers,
       "Layers with the window: \"1\" all, \"2\" every second, or a list.");
     f("sinks", c.sinks, "Attention sinks: one learned logit per head in the softmax (gpt-oss).");
+    f("attn_gate", c.attn_gate,
+      "Output gate: attention's heads times a sigmoid of a product of its input (Qwen3-Next).");
     f("mla", c.mla, "Multi-head latent attention (DeepSeek); null: off.");
+    f("delta", c.delta,
+      "Gated DeltaNet, linear attention with a state, in some layers (Qwen3-Next); null: off.");
     f("block", c.block, "How attention and feed-forward of a block follow each other.");
     f("mtp", c.mtp, "Multi-token prediction.");
     f("moe", c.moe, "Mixture of experts.");
@@ -198,7 +205,9 @@ inline constexpr CountBound kModelBounds[] = {
     {"rank", 1 << 20},          {"q_rank", 1 << 20},
     {"kv_rank", 1 << 20},       {"nope_dim", 1 << 16},
     {"rope_dim", 1 << 16},      {"value_dim", 1 << 16},
-    {"max_positions", 1 << 30},
+    {"max_positions", 1 << 30}, {"key_heads", 1 << 16},
+    {"value_heads", 1 << 16},   {"key_dim", 1 << 16},
+    {"conv", 1 << 10},
 };
 
 // All that is wrong, a line each, before anything is made (Code::kBadValue).
@@ -208,6 +217,7 @@ void validate(const ModelConfig& config);
 struct LayerConfig {
   int64_t index = 0;
   bool attention = true;
+  bool delta = false;  // it is ModelConfig::delta
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   int64_t window = 0;
   int64_t ffn = 0;                    // of a dense layer

@@ -40,6 +40,27 @@ TEST(ModelConfig, LayersFollowTheirPatternsAndTheFirstDenseOnes) {
   EXPECT_TRUE(layer_config(c, 6).moe.has_value() == layer_config(c, 5).moe.has_value());
 }
 
+TEST(ModelConfig, LinearLayersFollowTheirPatternAndSayWhatTheyLack) {
+  const ModelConfig c = read(
+      "{layers: 4, ffn: 64, delta: {layers: '[1,1,1,0]'}, overrides: [{layers: [1], attention: "
+      "false}]}");
+  std::string linear;
+  for (int64_t i = 0; i < 4; ++i) linear += layer_config(c, i).delta ? '1' : '0';
+  EXPECT_EQ(linear, "1010");
+  const auto delta = [](const std::string& text) {
+    return fault("{layers: 2, width: 64, heads: 4, ffn: 64, " + text + "}");
+  };
+  EXPECT_EQ(delta("delta: {}"), "");
+  EXPECT_NE(delta("delta: {key_heads: 3}").find("key_heads must divide value_heads"),
+            std::string::npos);
+  EXPECT_NE(delta("delta: {conv: 1}").find("model.delta.conv"), std::string::npos);
+  EXPECT_NE(delta("delta: {key_dim: 0}").find("model.delta.key_dim"), std::string::npos);
+  EXPECT_NE(delta("delta: {layers: '[1,0,1]'}").find("[1,0,1]"), std::string::npos);
+  EXPECT_NE(delta("delta: {}, lora: {rank: 2, targets: [attention]}").find("model.lora.targets"),
+            std::string::npos);
+  EXPECT_NE(delta("attn_gate: true, mla: {}").find("model.attn_gate"), std::string::npos);
+}
+
 TEST(ModelConfig, LoraNamesWhatTheModelHas) {
   const auto lora = [](const std::string& text) {
     return fault(std::string("{layers: 2, width: 64, heads: 4, ") + kMoe + ", lora: " + text + "}");

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "troupe/nn/moe/moe_counts.h"
+#include "troupe/ops/gated_delta.h"
 
 namespace troupe {
 namespace {
@@ -40,7 +41,23 @@ void add_mla(const ModelConfig& c, UnitCosts& u) {
                         2 * H * (m.nope_dim + m.value_dim));
 }
 
+// In chunks of C tokens (ops/gated_delta.h): k k^T, q k^T and P N; half of the solved system; and
+// three products with the state. The convolution beside them.
+void add_delta(const ModelConfig& c, UnitCosts& u) {
+  const DeltaConfig& m = *c.delta;
+  const int64_t k = m.key_heads * m.key_dim, v = m.value_heads * m.value_dim;
+  const int64_t d = m.key_dim, e = m.value_dim, C = kDeltaChunk, H = m.value_heads;
+  add_product(u, c.width * (2 * k + 2 * v + 2 * H) + v * c.width);
+  u.params.dense += (2 * k + v) * m.conv;
+  u.params.replicated += 2 * H + e;  // decays and their biases, the norm
+  u.state_products = H * (3 * d * e + C * (2 * d + e) + C * (d + e) / 2) + (2 * k + v) * m.conv;
+  // q, k, v before and behind the convolution; gates; the result, normed and gated. In f32: decays,
+  // and the state before each chunk.
+  u.saved_bytes += 2 * (2 * (2 * k + v) + 4 * v) + 4 * 4 * H + 4 * H * d * e / C;
+}
+
 void add_attention(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
+  if (l.delta) return add_delta(c, u);
   if (c.mla) return add_mla(c, u);
   const int64_t q = l.heads * l.head_dim, kv = l.kv_heads * l.head_dim;
   add_product(u, c.width * (q + 2 * kv) + q * c.width);
@@ -50,6 +67,11 @@ void add_attention(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
     u.params.replicated += c.qk_norm == QkNorm::kWhole ? q + kv : 2 * l.head_dim;
   }
   if (c.sinks) u.params.replicated += l.heads;
+  if (c.attn_gate) {
+    add_product(u, c.width * q);
+    if (c.qkv_bias.value_or(c.bias)) u.params.replicated += q;
+    u.saved_bytes += 2 * 3 * q;  // the product, its sigmoid and what both scale
+  }
   u.core_dims = l.heads * 2 * l.head_dim;
   // q, k, v, turned; the core's result and its log-sum; beside a norm also what it was taken of.
   u.saved_bytes += 2 * (q + 2 * kv + q) + 4 * l.heads;
@@ -165,7 +187,8 @@ double ModelCosts::flops_with_keys(double mean_keys) const {
     if (u.is_mtp) continue;
     const double keys =
         u.window > 0 ? std::min(mean_keys, static_cast<double>(u.window)) : mean_keys;
-    flops += 6.0 * static_cast<double>(u.core_dims) * keys;
+    flops +=
+        6.0 * (static_cast<double>(u.core_dims) * keys + static_cast<double>(u.state_products));
   }
   return flops;
 }

@@ -28,8 +28,11 @@ struct UnitCosts {
   // the head that give their logits.
   bool is_mtp = false;
   int64_t mtp_product_params = 0;
-  int64_t core_dims = 0;    // heads (d_qk + d_v): core FLOPs are 2 core_dims keys a token, forward
-  int64_t window = 0;       // 0: none
+  int64_t core_dims = 0;  // heads (d_qk + d_v): core FLOPs are 2 core_dims keys a token, forward
+  int64_t window = 0;     // 0: none
+  // Multiply-adds a token of linear attention beside products with weights, whatever its keys: core
+  // FLOPs are 2 state_products more, forward.
+  int64_t state_products = 0;
   int64_t saved_bytes = 0;  // a token keeps for backward, in a 2-byte type
 };
 
@@ -40,7 +43,7 @@ struct ModelCosts {
   int64_t active_params() const;   // with embeddings
   int64_t mtp_params = 0;          // of the MTP modules, in their units too
   int64_t product_params() const;  // A
-  // Forward and backward: 6 A + 6 core_dims keys, keys the mean number that a token sees:
+  // Forward and backward: 6 A + 6 state_products + 6 core_dims keys, keys the mean number that a token sees:
   // S / 2 causally (`full`: S, as the PaLM and MegaBlocks papers count), min(S / 2, w) in a window.
   // The output head is in, MTP modules are not.
   double flops_per_token(int64_t sequence, bool full = false) const;

@@ -31,6 +31,12 @@ constexpr Text kQwen3 =
     "head_dim: 128, qk_norm: head, rope: {theta: 1000000}, init_std: 0.02, moe: {experts: 128, "
     "top_k: 8, router: {kind: topk_softmax, order: before, p_norm: 1, balance: {aux_loss: 0, "
     "global_loss: 0.001}}}}";
+constexpr Text kQwen3Next =
+    "{norm: {kind: rms, eps: 1e-6}, vocab: 151936, max_positions: 262144, layers: 48, width: 2048, "
+    "heads: 16, kv_heads: 2, head_dim: 256, qk_norm: head, attn_gate: true, rope: {theta: "
+    "10000000, fraction: 0.25}, init_std: 0.02, delta: {layers: '[1,1,1,0]*12'}, moe: {experts: "
+    "512, top_k: 10, hidden: 512, shared: {experts: 1, form: gate}, router: {kind: topk_softmax, "
+    "order: before, p_norm: 1, balance: {aux_loss: 0, global_loss: 0.001}}}}";
 constexpr Text kDbrx =
     "{kv_heads: 8, vocab: 100352, max_positions: 32768, norm: {kind: layer, eps: 1e-5}, rope: "
     "{theta: 500000}, clip_qkv: 8, moe: {router: {kind: topk_softmax, order: before, p_norm: 1, "
@@ -86,6 +92,7 @@ constexpr Preset kPresets[] = {
       "16384}}"}},
     {"olmoe-1b-7b",
      {kOlmoe, "{layers: 16, width: 2048, heads: 16, moe: {experts: 64, top_k: 8, hidden: 1024}}"}},
+    {"qwen3-next-80b-a3b", {kQwen3Next}},
     {"qwen3-30b-a3b", {kQwen3, "{layers: 48, width: 2048, heads: 32, moe: {hidden: 768}}"}},
     {"qwen3-235b-a22b", {kQwen3, "{layers: 94, width: 4096, heads: 64, moe: {hidden: 1536}}"}},
     {"dbrx",

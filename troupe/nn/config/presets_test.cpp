@@ -29,6 +29,7 @@ TEST(Presets, N1_ParameterCountsAreThePublishedIntegers) {
            Published{"mixtral-8x22b", 140630071296, 0},
            Published{"olmoe-1b-7b", 6919161856, 1282017280},
            Published{"qwen3-30b-a3b", 30532122624, 3353032704},
+           Published{"qwen3-next-80b-a3b", 79674391296, 3874929408},
            Published{"qwen3-235b-a22b", 235093634560, 22190763520},
            Published{"dbrx", 131596523520, 36469708800},
            Published{"deepseek-v2-lite", 15706484224, 0},

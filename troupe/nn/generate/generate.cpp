@@ -33,6 +33,14 @@ bool reads_left_to_right(Model& model) {
   return causal && !(capacity.factor > 0 && capacity.in_evaluation);
 }
 
+// Whether a layer keeps what stands behind a row's last token alone.
+bool keeps_states(const ModelConfig& config) {
+  for (int64_t i = 0; i < config.layers; ++i) {
+    if (layer_config(config, i).delta) return true;
+  }
+  return false;
+}
+
 int64_t common_prefix(const TokenList& a, const TokenList& b) {
   return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
 }
@@ -55,7 +63,8 @@ Generator::Generator(Model& model, ThroughUnits through, TokensOfHead of_head)
       through_(std::move(through)),
       of_head_(std::move(of_head)),
       device_(device_of(model)),
-      cached_(reads_left_to_right(model)) {
+      cached_(reads_left_to_right(model)),
+      states_(keeps_states(model.config())) {
   if (through_) return;
   through_ = [&model](int64_t, const UnitFunction& f) {
     at::Tensor h;
@@ -102,7 +111,7 @@ void Generator::begin(Text& text, int64_t window) {
   int64_t from = text.number, known = 0;
   for (size_t row = 0; row < held_.size(); ++row) {
     const int64_t n = std::min(common_prefix(held_[row], tokens), std::ssize(tokens) - 1);
-    if (n <= known) continue;
+    if (n <= known || (states_ && n < std::ssize(held_[row]))) continue;
     known = n;
     from = static_cast<int64_t>(row);
   }

@@ -1,6 +1,7 @@
 // Generates text token by token, with a cache of keys and values (nn/attention/kv_cache.h): a new token costs
 // a forward pass over that token alone. Several texts are generated in one batch. A prefix that a
-// text shares with an earlier one, also of an earlier call, is taken from the cache.
+// text shares with an earlier one, also of an earlier call, is taken from the cache; of a model with
+// linear attention only where it is all of the earlier one.
 //
 // Models whose routing of a token depends on other tokens (expert choice, a capacity in evaluation)
 // cannot use the cache: each token then costs a forward pass over its whole text.
@@ -81,6 +82,7 @@ class Generator {
   TokensOfHead of_head_;
   c10::Device device_;
   bool cached_;
+  bool states_;  // a row of the cache cannot be taken in part
   std::optional<KvCache> cache_ = {};
   std::vector<TokenList> held_ = {};  // the tokens of each row of the cache
   int64_t made_ = 0, read_ = 0, reused_ = 0;

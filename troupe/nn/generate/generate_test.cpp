@@ -107,6 +107,36 @@ TEST(Generate, WhatWasReadBeforeIsNotReadAgain) {
   }
 }
 
+// A row of the cache has the state behind its last token alone: a longer text goes on from it, and
+// one that leaves it earlier is read from its start.
+TEST(Generate, LinearAttentionGoesOnFromItsStates) {
+  const auto model = tiny(
+      "ffn: 40, attn_gate: true, delta: {layers: '[1,0]', key_heads: 2, value_heads: 4, key_dim: "
+      "6, "
+      "value_dim: 5}");
+  const std::vector<TokenList> prompts = {{3, 17, 42, 5, 9}, {8}, {3, 17, 42, 7}};
+  const std::vector<TokenList> got = Generator(*model).generate(prompts, greedy(9));
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(got[i], by_training(*model, prompts[i], 9)) << i;
+  }
+  EXPECT_EQ(one(*model, prompts[0],
+                [] {
+                  GenerateConfig config = greedy(30);
+                  config.window = 12;
+                  return config;
+                }()),
+            by_training(*model, prompts[0], 30, 12));
+  Generator generator(*model);
+  TokenList text = prompts[0];
+  const TokenList first = generator.generate({text}, greedy(3))[0];
+  text.insert(text.end(), first.begin(), first.end());
+  text.push_back(11);
+  EXPECT_EQ(generator.generate({text}, greedy(1))[0], by_training(*model, text, 1));
+  EXPECT_EQ(generator.tokens_reused(), 5 + 2);  // the third token was drawn and not read
+  EXPECT_EQ(generator.generate({prompts[2]}, greedy(4))[0], by_training(*model, prompts[2], 4));
+  EXPECT_EQ(generator.tokens_reused(), 5 + 2);
+}
+
 TEST(Generate, ATextThatFillsTheWindowGoesOnFromItsNewerHalf) {
   for (const char* form : kForms) {
     const auto model = tiny(form);

@@ -107,6 +107,9 @@ TEST(Decoder, ParametersAreThoseThatTheCostsCount) {
       "mla: {kv_rank: 12, q_rank: 8, nope_dim: 8, rope_dim: 4, value_dim: 6}, ffn: 24, mtp: "
       "{depth: 2}, vocab_pad: 32",
       "ffn: 20, overrides: [{layers: [1], attention: false, ffn: 8}]",
+      "ffn: 20, attn_gate: true, delta: {layers: '[1,0]', key_heads: 2, value_heads: 4, key_dim: "
+      "6, "
+      "value_dim: 5}",
       "block: {kind: parallel}, ffn: 20, overrides: [{layers: [1], attention: false, ffn: 8}]"};
   for (const std::string_view router : RouterConfig::kinds()) {
     forms.push_back("moe: {experts: 4, top_k: 2, hidden: 16, router: {kind: " +

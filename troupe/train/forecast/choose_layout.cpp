@@ -107,7 +107,8 @@ std::vector<UnitLoad> loads_of(const Recipe& r) {
     const double keys =
         u.window > 0 ? std::min(tokens / 2, static_cast<double>(u.window)) : tokens / 2;
     out.push_back({.seconds = 6 * static_cast<double>(u.product_params + u.mtp_product_params) +
-                              7 * static_cast<double>(u.core_dims) * keys,
+                              7 * (static_cast<double>(u.core_dims) * keys +
+                                   static_cast<double>(u.state_products)),
                    .state = kStateBytes * static_cast<double>(u.params.total()),
                    .saved = tokens * static_cast<double>(u.saved_bytes)});
   }
@@ -181,6 +182,7 @@ LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
           .optimizer = std::string(r.train.optimizer.kind()),
           .sequence = r.data.sequence,
           .latent = m.mla.has_value(),
+          .delta = m.delta.has_value(),
           .teacher = r.train.teacher.has_value(),
           .pairs = r.train.loss == LossKind::kDpo,
           .in_backward = r.train.update == UpdatePlace::kInBackward,

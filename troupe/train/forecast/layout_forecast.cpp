@@ -349,7 +349,9 @@ class Costing {
     const double products =
         2 * tokens_ *
         (dense / machine_.products + routed * exchange_.imbalance() / machine_.experts);
-    const double core = 2 * tokens_ * static_cast<double>(u.core_dims) * keys / machine_.attention;
+    const double pairs = static_cast<double>(u.core_dims) * keys;
+    const double core =
+        2 * tokens_ * (pairs + static_cast<double>(u.state_products)) / machine_.attention;
     const double moved = 2 * memory.saved / machine_.bandwidth;
     c.forward += products + core + moved + machine_.overhead;
     c.backward += 2 * products + 2.5 * core + 2 * moved + machine_.overhead;

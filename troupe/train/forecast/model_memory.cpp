@@ -146,7 +146,8 @@ double rebuilt_bytes(const LayerConfig& l, const ModelConfig& m) {
 // results of norms (ops/norm.h), and one of the two forms of queries and keys
 // (ops/attention/attention.h).
 double made_again_bytes(const LayerConfig& l, const ModelConfig& m) {
-  const bool attends = l.attention && !m.mla, feeds = !l.moe || l.moe->shared.experts == 0;
+  const bool attends = l.attention && !l.delta && !m.mla,
+             feeds = !l.moe || l.moe->shared.experts == 0;
   int64_t norms = int64_t{attends} + int64_t{feeds};
   // A norm that two products read is recomputed if neither keeps its result.
   if (l.attention && norms_of(m.block, true) == 1) norms /= 2;

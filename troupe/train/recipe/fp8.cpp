@@ -69,6 +69,10 @@ std::string latent_fault(const ModelConfig& model, const LayerConfig& layer, int
 
 // A projection's own rows and columns: groups that share a scale do not reach from one to another.
 std::string attention_fault(const ModelConfig& model, const LayerConfig& layer, int64_t ranks) {
+  if (layer.delta || model.attn_gate) {
+    return std::string("attention: ") + (layer.delta ? "model.delta" : "model.attn_gate") +
+           " has no products in 8 bits: use attention: false";
+  }
   if (model.mla) return latent_fault(model, layer, ranks);
   const int64_t heads = layer.heads / ranks, keys = std::max<int64_t>(1, layer.kv_heads / ranks);
   for (const int64_t size : {model.width, heads * layer.head_dim, keys * layer.head_dim}) {

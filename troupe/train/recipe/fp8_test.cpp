@@ -85,6 +85,13 @@ TEST(Fp8Config, ProjectionsOfAttentionAreInEightBitsWhereTheKeySaysSo) {
   EXPECT_EQ(fp8_line({}, m, {at::kBFloat16, 0}).find("projections"), std::string::npos);
   const auto cut = fp8_faults({.attention = true}, m, {.tensor = 2});
   EXPECT_EQ(cut, std::vector<std::string>());
+  m.attn_gate = true;
+  EXPECT_NE(fault({.attention = true}, m).find("model.attn_gate has no products in 8 bits"),
+            std::string::npos);
+  m.delta.emplace();
+  EXPECT_NE(fault({.attention = true}, m).find("model.delta has no products in 8 bits"),
+            std::string::npos);
+  m.delta.reset(), m.attn_gate = false;
   m.head_dim = 64;
   const auto narrow = fp8_faults({.attention = true}, m, {.tensor = 4});
   ASSERT_EQ(narrow.size(), 1u);

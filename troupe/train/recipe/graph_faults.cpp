@@ -24,7 +24,9 @@ std::vector<Excluded> of_model(const ModelConfig& model) {
   std::vector<Excluded> out = {{model.dropout > 0, "model.dropout", kNoise},
                                {model.attn_dropout > 0, "model.attn_dropout", kNoise},
                                {model.lora.factors.dropout > 0, "model.lora.dropout", kNoise},
-                               {model.moe.ffn.lora.dropout > 0, "model.moe.lora.dropout", kNoise}};
+                               {model.moe.ffn.lora.dropout > 0, "model.moe.lora.dropout", kNoise},
+                               {model.delta.has_value(), "model.delta",
+                                "copies from the host where chunks begin; set it to null"}};
   const MoeConfig& moe = model.moe;
   if (moe.experts == 0) return out;
   out.push_back({moe.ffn.impl != ExpertsImpl::kGrouped, "model.moe.impl",

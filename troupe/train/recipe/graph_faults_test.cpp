@@ -27,6 +27,7 @@ TEST(GraphFaults, WhatChangesEachStepIsRefusedWithItsKeyAndAWayOut) {
       {"parallel.context", "parallel: {context: 2}"},
       {"model.dropout", "model: {dropout: 0.1}"},
       {"model.attn_dropout", "model: {attn_dropout: 0.1}"},
+      {"model.delta", "model: {delta: {}}"},
       {"model.moe.impl", "model: {moe: {impl: loop}}"},
       {"model.moe.capacity.budget", "model: {moe: {capacity: {budget: 1.5}}}"},
       {"model.moe.router.jitter", "model: {moe: {router: {jitter: 0.1}}}"},

@@ -323,6 +323,11 @@ std::vector<std::string> tensor_faults(const ParallelConfig& c, const LayoutNeed
                       " do not divide over " + ranks + " ranks; use " +
                       near_divisors(all, c.tensor, [](int64_t) { return true; })));
   };
+  if (needs.delta) {
+    out.push_back(key_fault("tensor",
+                            "the heads of model.delta are not divided over ranks yet: use "
+                            "1, with data, expert and pipeline ranks in its place"));
+  }
   for (const LayerWidths& w : needs.widths) {
     divide(w, w.heads, "query heads");
     divide(w, w.ffn, "columns of the feed-forward");
@@ -346,6 +351,13 @@ std::vector<std::string> tensor_faults(const ParallelConfig& c, const LayoutNeed
 std::vector<std::string> context_faults(const ParallelConfig& c, const LayoutNeeds& needs) {
   std::vector<std::string> out;
   if (c.context <= 1) return out;
+  if (needs.delta) {
+    out.push_back(key_fault(
+        "context", "model.delta carries a state from token to token, and " +
+                       std::to_string(c.context) +
+                       " ranks would each have a part of a row: use 1, with data, expert and "
+                       "pipeline ranks in its place"));
+  }
   const int64_t chunks = 2 * c.context;
   if (needs.sequence % chunks != 0) {
     const bool even = needs.sequence % 2 == 0;

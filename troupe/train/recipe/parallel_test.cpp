@@ -45,6 +45,24 @@ TEST(Parallel, KeysThatALayoutLeavesIdleAreTold) {
   }
 }
 
+TEST(Parallel, ALinearLayerNeedsWholeRowsAndAllHeadsOnARank) {
+  const auto faults = [](const std::string& text) {
+    ParallelConfig c;
+    read_config(parse_yaml(text, "x.yaml"), c);
+    std::string out;
+    for (const std::string& line :
+         layout_faults(c, {.world = 4, .experts = 8, .sequence = 64, .delta = true})) {
+      out += line + '\n';
+    }
+    return out;
+  };
+  EXPECT_EQ(faults("{expert: 4, shard: zero1}"), "");
+  EXPECT_NE(faults("{tensor: 2}").find("parallel.tensor: E2005 the heads of model.delta"),
+            std::string::npos);
+  EXPECT_NE(faults("{context: 2}").find("parallel.context: E2005 model.delta carries a state"),
+            std::string::npos);
+}
+
 TEST(Parallel, OV9_OverlapSaysWhereItCannotBe) {
   const auto faults = [](const std::string& text) {
     ParallelConfig c;

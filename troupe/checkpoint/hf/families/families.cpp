@@ -8,18 +8,36 @@ namespace hf {
 
 extern const HfFamily kGpt2, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen2Moe, kQwen3Moe,
     kOlmoe, kFlexOlmo, kDbrx, kDeepseekV2, kDeepseekV3, kGlm4Moe, kGptOss, kGraniteMoe, kErnie45Moe,
-    kHunyuanMoe, kMinimaxM2, kDots1, kSolarOpen, kGlm4MoeLite, kGraniteMoeShared;
+    kHunyuanMoe, kMinimaxM2, kDots1, kSolarOpen, kGlm4MoeLite, kGraniteMoeShared, kQwen3Next;
 
 }  // namespace hf
 namespace {
 
 // The one list.
-constexpr const HfFamily* kFamilies[] = {
-    &hf::kLlama,      &hf::kMistral,     &hf::kQwen2,           &hf::kQwen3,     &hf::kMixtral,
-    &hf::kQwen2Moe,   &hf::kQwen3Moe,    &hf::kOlmoe,           &hf::kDbrx,      &hf::kDeepseekV2,
-    &hf::kDeepseekV3, &hf::kGlm4Moe,     &hf::kGptOss,          &hf::kGpt2,      &hf::kFlexOlmo,
-    &hf::kGraniteMoe, &hf::kErnie45Moe,  &hf::kHunyuanMoe,      &hf::kMinimaxM2, &hf::kDots1,
-    &hf::kSolarOpen,  &hf::kGlm4MoeLite, &hf::kGraniteMoeShared};
+constexpr const HfFamily* kFamilies[] = {&hf::kLlama,
+                                         &hf::kMistral,
+                                         &hf::kQwen2,
+                                         &hf::kQwen3,
+                                         &hf::kMixtral,
+                                         &hf::kQwen2Moe,
+                                         &hf::kQwen3Moe,
+                                         &hf::kOlmoe,
+                                         &hf::kDbrx,
+                                         &hf::kDeepseekV2,
+                                         &hf::kDeepseekV3,
+                                         &hf::kGlm4Moe,
+                                         &hf::kGptOss,
+                                         &hf::kGpt2,
+                                         &hf::kFlexOlmo,
+                                         &hf::kGraniteMoe,
+                                         &hf::kErnie45Moe,
+                                         &hf::kHunyuanMoe,
+                                         &hf::kMinimaxM2,
+                                         &hf::kDots1,
+                                         &hf::kSolarOpen,
+                                         &hf::kGlm4MoeLite,
+                                         &hf::kGraniteMoeShared,
+                                         &hf::kQwen3Next};
 
 // The same model under another model_type; it is written by the first.
 struct OtherName {
@@ -34,7 +52,6 @@ struct MissingOperator {
 constexpr MissingOperator kMissing[] = {
     {"phimoe", "the router SparseMixer: two masked softmaxes, one behind the other"},
     {"minimax", "lightning attention: linear attention with a decay"},
-    {"qwen3_next", "the gated delta rule: linear attention with a state"},
     {"kimi_linear", "Kimi Delta Attention: linear attention with a state"},
     {"jamba", "Mamba layers: a selective state space"},
     {"granitemoehybrid", "Mamba-2 layers: a selective state space"},
@@ -66,6 +83,8 @@ void check_form(const HfForm& f, const ModelConfig& c, Misfit& m) {
   m.unless(c.mla.has_value() == f.mla, "mla");
   m.unless(c.rope.interleaved == (f.mla || f.interleaved), "rope.interleaved");
   m.unless(c.rope.fraction == 1 || f.partial_rope, "rope.fraction");
+  m.unless(c.attn_gate == f.delta, "attn_gate");
+  m.unless(!c.delta || f.delta, "delta");
   m.unless(c.mtp.depth == 0 || f.mtp, "mtp.depth");
   m.unless(c.sinks == f.sinks, "sinks");
   m.unless(c.window == 0 || f.window, "window");

@@ -41,7 +41,7 @@ struct HfTensor {
   std::vector<std::string> copies = {};  // theirs that repeat this tensor whole: written on export,
                                          // compared on import
   bool fp32 = false;                     // stays f32 whatever type is asked for
-  double factor = 1;                     // ours = factor * theirs, in f32
+  double factor = 1, offset = 0;         // ours = factor * theirs + offset, in f32
 };
 
 // What a family's class computes: a model that differs in any of it is refused.
@@ -54,6 +54,7 @@ struct HfForm {
   bool interleaved = false;   // these without it
   std::string_view block = PreNormBlock::kKind;
   bool mtp = false;
+  bool delta = false;  // may have linear attention, and attention has an output gate
   bool sinks = false;
   bool window = false;        // may have one
   bool clip_qkv = false;      // may have it

@@ -24,6 +24,7 @@ ModelConfig small(const char* name) {
   c.ffn = c.ffn > 0 ? 20 : 0;
   c.vocab = 37;
   if (c.mla) c.mla = MlaConfig{c.mla->q_rank > 0 ? 6 : 0, 10, 4, 4, 6, 1e-6};
+  if (c.delta) c.delta = DeltaConfig{"[1,0]", 2, 4, 3, 5, 4};
   if (c.moe.experts > 0) {
     c.moe.experts = 8;
     c.moe.top_k = 4;
@@ -48,6 +49,7 @@ const Published kModels[] = {
     {"llama", "llama-3.2-1b"},
     {"mixtral", "mixtral-8x7b"},
     {"qwen3_moe", "qwen3-30b-a3b"},
+    {"qwen3_next", "qwen3-next-80b-a3b"},
     {"olmoe", "olmoe-1b-7b"},
     {"dbrx", "dbrx"},
     {"deepseek_v2", "deepseek-v2-lite"},
