@@ -554,6 +554,8 @@ def a_rank_that_refuses_tells_the_others(rank, ranks, folder):
     raises(RuntimeError, "mat1 and mat2|shapes|columns" if rank == 1 else "rank 1 refused this call", lambda: layer(wrong))
     raises(troupe.Unsupported if rank == 1 else RuntimeError, "x is a list" if rank == 1 else "rank 1 refused this call",
            lambda: layer([1.0] if rank == 1 else x))
+    short = torch.ones(T - rank, dtype=torch.bool)  # of one row too few
+    raises(RuntimeError, "valid must have sizes" if rank == 1 else "rank 1 refused this call", lambda: layer(x, valid=short))
     check(layer(x).shape == x.shape)
 
 

@@ -283,7 +283,7 @@ class Undecorated(unittest.TestCase):
         undecorated.switch_back(module)
         self.assertNotIn("forward", module.__dict__)
 
-    def test_140_dbrx_longcat_and_llama4_equal_their_own_forward(self):
+    def test_140_dbrx_longcat_llama4_and_aria_equal_their_own_forward(self):
         x, ids, p, _ = batch(D)
         from transformers.models.dbrx.modeling_dbrx import DbrxExperts
         config = transformers.DbrxConfig().ffn_config
@@ -297,6 +297,28 @@ class Undecorated(unittest.TestCase):
         config = transformers.Llama4TextConfig(hidden_size=D, intermediate_size=F, intermediate_size_mlp=F,
                                                num_local_experts=E, num_experts_per_tok=2)
         self.compare(Llama4TextMoe(config), [x])
+        from transformers.models.aria.modeling_aria import AriaExperts
+        config = transformers.AriaTextConfig(hidden_size=D, intermediate_size=F, num_attention_heads=2, moe_num_experts=E, moe_topk=2)
+        self.compare(AriaExperts(config), [x, torch.randn(T, E)])
+
+    def test_whole_models_of_llama4_and_aria_are_patched(self):
+        small = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+                 "vocab_size": 64, "head_dim": 16, "pad_token_id": 0}
+        tokens = torch.arange(3, 21).view(2, 9)
+        for model in (transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(
+                          **small, intermediate_size_mlp=16, num_local_experts=4, num_experts_per_tok=1)),
+                      transformers.AriaTextForCausalLM(transformers.AriaTextConfig(
+                          **small, moe_num_experts=4, moe_topk=2, moe_num_shared_experts=1))):
+            with self.subTest(model=type(model).__name__), torch.no_grad():
+                want = model(input_ids=tokens).logits
+                self.assertEqual([row.path for row in troupe.patch(model)], ["fused", "fused"])
+                troupe.stats(model)
+                got = model(input_ids=tokens).logits
+                self.assertLess(worst({"y": got}, {"y": want}), 1e-5)
+                if "Aria" in type(model).__name__:
+                    self.assertEqual(set(troupe.stats(model)), {"moe/load", "moe/dead", "moe/load_layers/0", "moe/load_layers/1"})
+                troupe.unpatch(model)
+                self.assertFalse(any("forward" in m.__dict__ for m in model.modules()))
 
     def test_140_step_3_7_equals_its_own_forward_with_and_without_its_clamp(self):
         from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts

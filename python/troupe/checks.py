@@ -19,10 +19,21 @@ def _refuse_onnx():
                           "troupe's operators")
 
 
+def check_mapped(name, t):
+    """No operator has a batching rule: PyTorch's fallback would compute one batch after the other, and most of ours not at all."""
+    inside = torch._C._functorch
+    while not torch.compiler.is_compiling() and inside.is_functorch_wrapped_tensor(t) and not inside.is_batchedtensor(t):
+        t = inside.get_unwrapped(t)  # torch.func.grad's
+    if not torch.compiler.is_compiling() and inside.is_batchedtensor(t):
+        raise Unsupported(f"{name} is mapped by torch.func.vmap, for which troupe's operators have no rule. Tokens are independent: give "
+                          "the layer all of them at once, x [B, T, D]. For gradients of each sample call torch.func.grad in a loop")
+
+
 def check_tensor(name, t, floating=True):
     _refuse_onnx()
     if not isinstance(t, torch.Tensor):
         raise Unsupported(f"{name} is a {type(t).__name__}; it must be a torch.Tensor")
+    check_mapped(name, t)
     if is_traceable_wrapper_subclass(t):
         raise Unsupported(f"{name} is a {type(t).__name__}, which is computed elsewhere than in its numbers. Pass a plain "
                           "tensor (.to_local() of a DTensor; .dequantize() of a quantized tensor), or keep the model's own "

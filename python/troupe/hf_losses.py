@@ -20,7 +20,7 @@ def balance_loss(gate_logits, num_experts=None, top_k=2, attention_mask=None):
     for logits in gate_logits:
         routing = functional.route(logits.to(device), top_k, valid=valid)
         slots, scores, tokens = slots + routing.plain_counts, scores + routing.scores, tokens + routing.tokens
-    return num_experts * torch.dot(slots / tokens, scores / tokens)
+    return num_experts * torch.dot((slots / tokens).to(scores.dtype), scores / tokens)
 
 
 def _check_labels(target, words, ignore_index):

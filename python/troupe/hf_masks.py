@@ -47,11 +47,11 @@ def makers(model):
 
 
 def replace(model, share):
-    """`share(home, name, make)` replaces a function of a model's file and returns what puts it back; returns how to put all
+    """`share(home, name)` replaces a function of a model's file and returns what puts it back; returns how to put all
     back."""
     found = list(makers(model))
     homes = {type(module).__module__ for module in found}
-    backs = [back for back in (share(home, NAME, without_mask) for home in sorted(homes)) if back is not None]
+    backs = [back for back in (share(home, NAME) for home in sorted(homes)) if back is not None]
     for module in found:
         forward = functools.partial(_forward, module)
         forward.__signature__ = inspect.signature(module.forward)

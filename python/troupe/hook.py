@@ -7,6 +7,7 @@ from importlib.util import find_spec
 # A module, a name in it that older versions do not have, and our module that registers there.
 TARGETS = {"transformers.integrations.moe": ("ALL_EXPERTS_FUNCTIONS", "hf"),
            "transformers.distributed.expert_parallel": ("EPImplementationInterface", "hf_ep"),
+           "transformers.modeling_utils": ("AttentionInterface", "words"),
            "peft.tuners.lora.layer": ("ParamWrapper", "hf_lora"),
            "torch.utils.flop_counter": ("register_flop_formula", "flops")}
 

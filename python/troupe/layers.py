@@ -18,7 +18,7 @@ from torch import nn
 from . import ep, layouts, losses, sharding
 from .checks import Unsupported, check_tensor, full_precision, wide
 from .functional import Routing, moe_ffn
-from .initial import draw, draw_experts, draw_factors, drawn_seed
+from .initial import draw, draw_experts, draw_factors, drawn_seed, take
 from .lora import Factors, scaling
 from .options import moe_options
 from .routers import Router
@@ -27,7 +27,7 @@ from .routers import Router
 class Aux(NamedTuple):
     """What a layer says beside y. Add `loss` to the loss; the others are for logs."""
 
-    loss: torch.Tensor             # f32: the weighted sum
+    loss: torch.Tensor             # f32, of an f64 layer f64: the weighted sum
     balance: torch.Tensor | None   # the balance loss, its coefficient included; None: off
     z: torch.Tensor | None
     counts: torch.Tensor           # int64 [E], before any dropping
@@ -97,7 +97,8 @@ class Experts(nn.Module):
     def reset_parameters(self, seed=None, name="experts"):
         """N(0, std), and N(0, std / sqrt(2 layers)) for down_proj: element i of expert e is a function of the seed, the
         name, e and i alone, wherever experts are. Without a seed one is drawn from PyTorch's generator."""
-        seed, own = drawn_seed(seed), ep.own_experts(self.experts, self.ranks)
+        seed = drawn_seed(seed, self)
+        own = range(self.experts) if self.as_dtensors else ep.own_experts(self.experts, self.ranks)
         draw_experts(getattr(self, self._first), f"{name}.w1", seed, self.std, own)
         draw_experts(self.down_proj, f"{name}.w2", seed, self.std / (2.0 * self.layers) ** 0.5, own)
         for w, (weight, *_) in zip(("w1", "w2"), self._adapted()):
@@ -147,14 +148,15 @@ class SharedExperts(nn.Module):
         self.up_proj = nn.Linear(width, hidden, **kind)
         self.down_proj = nn.Linear(hidden, width, **kind)
 
-    def reset_parameters(self, seed, name):
-        gate, up = self.gate_proj, self.up_proj.weight
-        both = up if gate is None else torch.empty(2 * up.shape[0], up.shape[1], dtype=up.dtype, device=up.device)
-        draw(both, f"{name}.w1", seed, self.std)
-        if gate is not None:
-            with torch.no_grad():
-                gate.weight.copy_(both[:up.shape[0]])
-                up.copy_(both[up.shape[0]:])
+    def reset_parameters(self, seed=None, name="shared"):
+        seed, gate, up = drawn_seed(seed, self), self.gate_proj, self.up_proj.weight
+        if gate is None:
+            draw(up, f"{name}.w1", seed, self.std)
+        elif up.device.type != "meta":
+            both = torch.empty(2 * up.shape[0], up.shape[1], dtype=up.dtype, device=up.device)
+            draw(both, f"{name}.w1", seed, self.std)
+            for own, half in zip((gate.weight, up), both.chunk(2), strict=True):
+                take(own, half)
         draw(self.down_proj.weight, f"{name}.w2", seed, self.std / (2.0 * self.layers) ** 0.5)
 
     def forward(self, x):
@@ -177,6 +179,7 @@ class MoE(nn.Module):
         o = moe_options(width, experts, top_k, hidden, **options)
         kind = {"device": o.device, "dtype": o.dtype}
         form = {"activation": o.activation, "gated": o.gated, "clamp": o.clamp, "offset": o.offset}
+        o.group = ep.ranks_of(o.group)  # which is copied and saved, as a ProcessGroup is not
         self.options = o
         self.gate = o.router if isinstance(o.router, nn.Module) else Router(width, experts, top_k, **o.routing, **kind)
         inside = "none" if o.recompute == "layer" else o.recompute
@@ -212,7 +215,7 @@ class MoE(nn.Module):
 
     def reset_parameters(self, seed=None, name=""):
         """As Experts.reset_parameters: a layer of a model has the values of `troupe train` under its name and seed."""
-        seed, dot = drawn_seed(seed), f"{name}." if name else ""
+        seed, dot = drawn_seed(seed, self), f"{name}." if name else ""
         if hasattr(self.gate, "reset_parameters"):
             self.gate.reset_parameters(seed, f"{dot}router")
         self.experts.reset_parameters(seed, f"{dot}experts")
@@ -221,6 +224,22 @@ class MoE(nn.Module):
         for zero in (self.output_bias, getattr(self.shared_expert_gate, "weight", None)):
             if zero is not None:
                 nn.init.zeros_(zero)
+        if self.fractions is not None:
+            self.fractions.forget()
+        self._unused = 0
+
+    @property
+    def width(self):
+        return self.options.width
+
+    @property
+    def top_k(self):
+        return self.options.top_k
+
+    @property
+    def hidden(self):
+        """Units of one expert."""
+        return self.options.hidden
 
     def forward(self, x, *, valid=None, sequences=None):
         o = self.options
@@ -313,8 +332,8 @@ class MoE(nn.Module):
     def _sum(self, balance, z, x):
         present = [t for t in (balance, z) if t is not None]
         if not present:
-            return torch.zeros((), dtype=torch.float32, device=x.device)
-        total = sum(present[1:], present[0]).to(torch.float32)
+            return torch.zeros((), dtype=wide(x.dtype), device=x.device)
+        total = sum(present[1:], present[0]).to(wide(x.dtype))
         if not torch.compiler.is_compiling() and total.requires_grad:
             self._unused += 1
             total.register_hook(self._used)

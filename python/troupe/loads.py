@@ -19,6 +19,8 @@ def _experts_of(module):
 def _count(module, args, kwargs):
     """Before a forward: adds the call's choices to the module's counts."""
     ids = kwargs.get("top_k_index", args[1] if len(args) > 1 else None)
+    if ids is not None and ids.is_floating_point():  # Aria's experts get the router's logits
+        ids, _ = module.route_tokens_to_experts(ids)
     if ids is None:
         return
     E = _experts_of(module)

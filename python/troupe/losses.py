@@ -73,9 +73,13 @@ class Fractions(torch.nn.Module):
 
 class _Attach(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y, loss, scale):
-        ctx.scale, ctx.type = scale, loss.dtype
+    def forward(y, loss, scale):
         return y.view_as(y)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, loss, ctx.scale = inputs
+        ctx.type = loss.dtype
 
     @staticmethod
     def backward(ctx, grad):

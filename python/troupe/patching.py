@@ -7,6 +7,7 @@
 Weights, names and layouts stay. Decorated classes are switched by their configuration, as set_experts_implementation does;
 the classes of troupe.undecorated by their module's forward."""
 import contextlib
+import functools
 from typing import NamedTuple
 
 import torch
@@ -59,17 +60,21 @@ class Report(list):
         return "\n".join(table)
 
 
+def _named_experts(kind):
+    return kind.endswith(OTHER) and "Shared" not in kind  # shared experts are one feed-forward for all tokens
+
+
 def find_experts(model):
     """(path, module) of all that is or looks like experts."""
     blocks = []
     for name, module in model.named_modules():
         if any(name.startswith(block) for block in blocks):
-            continue  # Llama-4's experts, which their block's forward reads
+            continue  # parts of Llama-4's and Aria's, whose weights the forward around them reads
         if undecorated.known(module):
             blocks.append(f"{name}." if name else "")
         if hf.is_decorated(module) or undecorated.known(module):
             yield name, module
-        elif type(module).__name__.removeprefix("Parametrized").endswith(OTHER) and next(module.parameters(), None) is not None:
+        elif _named_experts(type(module).__name__.removeprefix("Parametrized")) and next(module.parameters(), None) is not None:
             yield name, module
 
 
@@ -138,6 +143,11 @@ def report(model):
 def _eager(module):
     """The class's own forward, as it was before transformers decorated it."""
     return getattr(type(module).forward, "__wrapped__", type(module).forward)
+
+
+def _kept(name, module, *given):
+    """What the module had: found by name at each call, since a class's own forward is copied and saved by none."""
+    return hf.registries()[0].get_interface(name, _eager(module))(module, *given)
 
 
 def _differs(module):
@@ -263,7 +273,7 @@ def _switch(module, faulty, others):
         module._troupe_before = next((m._troupe_before for m in others if m.config is config), "eager")
     if faulty:
         module._troupe_keep_name = module._troupe_before
-        module._troupe_keep = hf.registries()[0].get_interface(module._troupe_before, _eager(module))
+        module._troupe_keep = functools.partial(_kept, module._troupe_before)
     config._experts_implementation_internal = hf.NAME
 
 

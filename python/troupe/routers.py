@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from .checks import full_precision, wide
-from .initial import draw, drawn_seed
+from .checks import check_mapped, full_precision, wide
+from .initial import clear, draw, drawn_seed
 from .losses import in_backward, keep_types
 from .routing import Routing, route
 
@@ -29,12 +29,15 @@ class _Product(torch.autograd.Function):
     is added to the product's own gradient as the product is made, rounded once."""
 
     @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
+    def forward(x, w):
         with full_precision(x):
             if _Product.mixed(x, w):
                 return torch.mm(x, w.t(), out_dtype=torch.float32), x.view_as(x)
             return torch.mm(x.to(wide(x.dtype)), w.to(wide(x.dtype)).t()), x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def mixed(x, w):
@@ -105,9 +108,11 @@ class Router(nn.Module):
         return {"order": "before" if before else "after", "norm": norm_topk if before else None}
 
     def reset_parameters(self, seed=None, name="router"):
-        draw(self.weight, f"{name}.weight", drawn_seed(seed), self.std)
+        draw(self.weight, f"{name}.weight", drawn_seed(seed, self), self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+        clear(self)
+        self._forwards = 0
 
     def forward(self, x, *, valid=None, inside=None):
         """`inside`: what the layer around it tells `route`, whose answer it then gets: through a call of the module, or hooks on
@@ -120,6 +125,8 @@ class Router(nn.Module):
 
     def route(self, x, *, valid=None, sequences=1, balance=True):
         """(Routed, x for whoever reads it next) of x [T, D]."""
+        for name, t in (("x", x), ("weight", self.weight)):
+            check_mapped(name, t)
         jittered = self.training and self.jitter > 0
         seen = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter) if jittered else x
         z, after = _Product.apply(seen, self.weight)

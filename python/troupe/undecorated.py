@@ -1,4 +1,4 @@
-"""Experts of transformers whose classes ask no registry: DBRX, LongCat-Flash, Step-3.7 and Llama-4.
+"""Experts of transformers whose classes ask no registry: DBRX, LongCat-Flash, Step-3.7, Llama-4 and Aria.
 
 Each gets a forward of its own, on the module and not on the class; its weights are used where they lie."""
 import functools
@@ -37,8 +37,8 @@ def _longcat(module, hidden_states, top_k_index, top_k_weights):
 
 
 def check_adapters(module):
-    """Raises for Llama-4's block whose experts PEFT has wrapped: ours reads their weights and would pass the wrapper by."""
-    if type(getattr(module, "experts", None)).__name__ == "ParamWrapper":
+    """Raises where PEFT has wrapped a part (Llama-4's experts, Aria's products) whose weights ours reads: the wrapper would be passed by."""
+    if any(type(getattr(module, part, None)).__name__ == "ParamWrapper" for part in ("experts", "fc1", "fc2")):
         raise Unsupported(f"{hf.place(module)} ({type(module).__name__}) has adapters of PEFT on its experts, which are computed in "
                           "the block. Keep the block as it is: troupe.patch(model, strict=False) after get_peft_model.")
 
@@ -58,7 +58,14 @@ def _llama4(module, hidden_states):
     return module.shared_expert(x) + routed.view(T, K, -1).sum(1), logits
 
 
-FORWARDS = {"DbrxExperts": _dbrx, "LongcatFlashExperts": _longcat, "Step3p7Experts": hf.experts, "Llama4TextMoe": _llama4}
+def _aria(module, hidden_states, router_logits):
+    check_adapters(module)
+    top_k_index, top_k_weights = module.route_tokens_to_experts(router_logits)
+    return functional.moe_ffn(hidden_states, top_k_index, top_k_weights, module.fc1.weight, module.fc2.weight, activation="silu", gated=True,
+                              up_layout="columns", down_layout="columns")
+
+
+FORWARDS = {"AriaExperts": _aria, "DbrxExperts": _dbrx, "LongcatFlashExperts": _longcat, "Step3p7Experts": hf.experts, "Llama4TextMoe": _llama4}
 
 
 def known(module):

@@ -9,6 +9,7 @@
     rotary      apply_rotary_pos_emb of the model's module, where its numbers agree (hf_rotary)"""
 import contextlib
 import functools
+import importlib.util
 import sys
 
 import torch
@@ -67,7 +68,10 @@ def attention_forward(module, query, key, value, attention_mask, **options):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 
-def register_attention():
+def register():
+    """Makes attn_implementation="troupe" known to the transformers that is loaded; none before masks had an interface."""
+    if importlib.util.find_spec("transformers.masking_utils") is None:
+        return
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
     AttentionInterface.register("troupe", attention_forward)
@@ -77,7 +81,7 @@ def register_attention():
 def _attention(model):
     if not getattr(_unwrapped(model), "_supports_sdpa", False):
         return None  # sinks, caps: what SDPA has no place for
-    register_attention()
+    register()
     with _whole() as backs:
         backs.append(functools.partial(model.set_attn_implementation, model.config._attn_implementation))
         model.set_attn_implementation("troupe")
@@ -85,11 +89,39 @@ def _attention(model):
     return _all_back(backs)
 
 
+# Functions of a model's file -> what makes ours of one, or None where its numbers are others.
+SHARED = {"load_balancing_loss_func": lambda _: hf_losses.balance_loss,
+          hf_rotary.NAME: lambda f: hf_rotary.apply_rotary if hf_rotary.agrees(f) else None,
+          hf_masks.NAME: hf_masks.without_mask}
+
+
+def _replace(home, name):
+    """Whether the function `name` of the module of the name `home` is ours, by now."""
+    now = getattr(importlib.import_module(home), name, None)
+    if hasattr(now, "_troupe_users"):
+        return True
+    ours = SHARED[name](now) if now is not None else None
+    if ours is None:
+        return False
+
+    @functools.wraps(ours)
+    def replaced(*arguments, **options):
+        return ours(*arguments, **options)
+
+    replaced._troupe_users, replaced._troupe_before = 0, now
+    setattr(sys.modules[home], name, replaced)
+    return True
+
+
 class _Use:
-    """One model's use of a function that is replaced; called, it ends. A copy of the model is a user of its own."""
+    """One model's use of a function that is replaced; called, it ends. A copy of the model is a user of its own, also where it is
+    loaded in another process."""
 
     def __init__(self, home, name):
         self.home, self.name = home, name
+        if not _replace(home, name):
+            raise Unsupported(f"{home}.{name} is none that agrees with ours here; the model was patched where it was. Call "
+                              "troupe.unpatch(model) before it is saved")
         getattr(sys.modules[home], name)._troupe_users += 1
 
     def __call__(self):
@@ -98,26 +130,14 @@ class _Use:
         if now._troupe_users == 0:
             setattr(sys.modules[self.home], self.name, now._troupe_before)
 
-    def __deepcopy__(self, memo):
-        return _Use(self.home, self.name)
+    def __reduce__(self):
+        return _Use, (self.home, self.name)
 
 
-def _shared(home, name, make):
-    """Replaces a function of the module of the name `home`, for all models of that module, until the last that was patched is
-    put back. `make(before)` returns ours, or None."""
-    now = getattr(sys.modules[home], name, None)
-    if getattr(now, "_troupe_users", 0) == 0:
-        ours = make(now) if now is not None else None
-        if ours is None:
-            return None
-
-        @functools.wraps(ours)
-        def replaced(*arguments, **options):
-            return ours(*arguments, **options)
-
-        replaced._troupe_users, replaced._troupe_before = 0, now
-        setattr(sys.modules[home], name, replaced)
-    return _Use(home, name)
+def _shared(home, name):
+    """Replaces a function of SHARED for all models of the module of the name `home`, until the last that was patched is put back;
+    None where it does not agree."""
+    return _Use(home, name) if _replace(home, name) else None
 
 
 @contextlib.contextmanager
@@ -145,7 +165,7 @@ def _all_back(backs):
 def _loss(model):
     model = _unwrapped(model)
     with _whole() as backs:
-        backs.append(_shared(type(model).__module__, "load_balancing_loss_func", lambda _: hf_losses.balance_loss))
+        backs.append(_shared(type(model).__module__, "load_balancing_loss_func"))
         backs.append(hf_losses.replace_causal(model))
     return _all_back(backs)
 
@@ -156,7 +176,7 @@ def _rotary(model):
     homes = {type(m).__module__ for m in model.modules()}
     with _whole() as backs:
         for home in sorted(home for home in homes if hasattr(sys.modules[home], hf_rotary.NAME)):
-            backs.append(_shared(home, hf_rotary.NAME, lambda f: hf_rotary.apply_rotary if hf_rotary.agrees(f) else None))
+            backs.append(_shared(home, hf_rotary.NAME))
     return _all_back(backs)
 
 
