@@ -1,23 +1,32 @@
 // troupe convert: other trainers' settings as a recipe.
+#include <algorithm>
+#include <cstddef>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "apps/verbs.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/file/publish.h"
 #include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/recipe/foreign/convert_recipe.h"
+#include "troupe/train/recipe/foreign/shell_words.h"
 #include "troupe/train/recipe/problems.h"
 #include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 namespace {
 
+constexpr int kExitUnfilled = 8;  // beside ExitClass: the recipe is to be filled in
+
 struct ConvertOptions {
   std::string file, from = "auto", out;
   std::vector<std::string> variables;  // "NAME=VALUE"
-  bool force = false, quiet = false;
+  bool force = false, quiet = false, explain = false;
 };
 
 void tell(std::string_view what, const std::vector<std::string>& lines) {
@@ -36,6 +45,23 @@ std::map<std::string, std::string> variables_of(const ConvertOptions& options) {
     out[text.substr(0, equals)] = text.substr(equals + 1);
   }
   return out;
+}
+
+// "theirs -> ours" as two columns, "theirs  ours".
+void print_table(const std::vector<std::string>& mapped) {
+  constexpr std::string_view kArrow = " -> ";
+  constexpr size_t kWidest = 48;
+  std::vector<std::pair<std::string, std::string>> rows = {{"theirs", "ours"}};
+  for (const std::string& line : mapped) {
+    const size_t arrow = line.rfind(kArrow);
+    rows.emplace_back(line.substr(0, arrow), line.substr(arrow + kArrow.size()));
+  }
+  size_t width = 0;
+  for (const auto& row : rows) width = std::max(width, std::min(row.first.size(), kWidest));
+  for (const auto& [theirs, ours] : rows) {
+    const size_t blanks = width > theirs.size() ? width - theirs.size() : 0;
+    std::cerr << theirs << std::string(blanks + 2, ' ') << ours << '\n';
+  }
 }
 
 // What `check` would say of the layout.
@@ -63,17 +89,22 @@ void print_check(const Conversion& out) {
   }
 }
 
+std::string read_script(const std::string& file) {
+  constexpr int64_t kLongest = int64_t{4} << 20;
+  return read_file(file, Code::kNoRecipe, kLongest);
+}
+
 void convert(const ConvertOptions& options, Call& call) {
   ForeignKind kind = ForeignKind::kAuto;
   if (!from_text(options.from, kind)) {
     const Expectation wanted = expectation(options.from, kind);
     fail(Code::kBadValue, "--from", "must be", wanted.wanted, ", not", options.from);
   }
-  constexpr int64_t kLongest = int64_t{4} << 20;
-  const std::string text = read_file(options.file, Code::kNoRecipe, kLongest);
+  const std::string text = read_script(options.file);
   Conversion out = convert_recipe(text, options.file, kind, variables_of(options));
   try_layout(out);
-  if (!options.quiet) {
+  if (options.explain) print_table(out.mapped);
+  if (!options.quiet && !options.explain) {
     tell("mapped", out.mapped);
     tell("ignored: no result depends on it", out.ignored);
   }
@@ -102,6 +133,24 @@ void convert(const ConvertOptions& options, Call& call) {
     write_output(fs, options.out, recipe);
   }
   print_check(out);
+  if (!out.missing.empty()) call.code = kExitUnfilled;
+}
+
+// The words of a script as one line of JSON, for a program that reads them.
+void print_words(const ConvertOptions& options) {
+  const std::string text = read_script(options.file);
+  const ShellArguments read = shell_arguments(text, variables_of(options), options.file);
+  std::cout << "{\"program\": " << to_text(read.program) << ", \"script\": " << to_text(read.script)
+            << ", \"words\": [";
+  for (size_t i = 0; i < read.words.size(); ++i) {
+    const ShellWord& word = read.words[i];
+    std::cout << (i == 0 ? "[" : ", [") << to_text(word.text) << ", " << word.line << ']';
+  }
+  std::cout << "], \"notes\": [";
+  for (size_t i = 0; i < read.notes.size(); ++i) {
+    std::cout << (i == 0 ? "" : ", ") << to_text(read.notes[i]);
+  }
+  std::cout << "]}\n";
 }
 
 }  // namespace
@@ -120,8 +169,18 @@ void add_convert(CLI::App& app, Call& call) {
       "NAME=VALUE: variable of the script's environment; 1=VALUE: its first argument");
   recipe->add_flag("--force", options->force, "write what can be converted, the rest as comments");
   recipe->add_flag("--quiet", options->quiet, "do not list mapped and ignored settings");
+  recipe->add_flag("--explain", options->explain,
+                   "a table of every value that was taken: theirs, ours");
   recipe->footer("Example: troupe convert recipe pretrain.sh -o run.yaml && troupe check run.yaml");
   recipe->callback([options, &call] { convert(*options, call); });
+  CLI::App* words = verb->add_subcommand(
+      "words", "prints the words that a script passes to its program, as JSON");
+  words->add_option("file", options->file, "script; no part of it is run")->required();
+  words->add_option(
+      "--variable", options->variables,
+      "NAME=VALUE: variable of the script's environment; 1=VALUE: its first argument");
+  words->footer("Example: troupe convert words pretrain.sh --variable 1=runs/mine");
+  words->callback([options] { print_words(*options); });
   verb->require_subcommand(1);
   verb->footer("Example: troupe convert recipe pretrain.sh -o run.yaml");
 }

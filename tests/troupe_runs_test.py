@@ -93,7 +93,7 @@ class TroupeRuns(unittest.TestCase):
 
     def test_help_is_a_screen_with_an_example(self):
         for verb in ("check", "plan", "eval", "config", "config print", "config explain",
-                     "config diff", "config schema", "convert", "convert recipe", "doctor",
+                     "config diff", "config schema", "convert", "convert recipe", "convert words", "doctor",
                      "selftest", "bench", "bench machine", "launch", "completion"):
             text = self.troupe(*verb.split(), "--help").stdout
             self.assertIn("Example: ", text, verb)
@@ -111,6 +111,21 @@ class TroupeRuns(unittest.TestCase):
         self.troupe("train", "converted.yaml", "--quiet", "--set", "run.device=cpu", "--set",
                     "train.steps=2")
         self.assertTrue((self.folder / "converted" / "step-000002").is_dir())
+
+    def test_a_table_names_every_value_that_was_taken(self):
+        out = self.troupe("convert", "recipe", "run.sh", "-o", "explained.yaml", "--explain").stderr
+        self.assertRegex(out, "^theirs +ours\n")
+        self.assertRegex(out, r"(?m)^--num-layers 2 +model\.layers: 2$")
+        for line in self.troupe("convert", "recipe", "run.sh").stderr.splitlines():
+            theirs, arrow, ours = line.strip().rpartition(" -> ")
+            if arrow:
+                self.assertRegex(out, rf"(?m)^{re.escape(theirs)} +{re.escape(ours)}$")
+
+    def test_the_words_of_a_script_are_printed_for_other_programs(self):
+        (self.folder / "verb.sh").write_text('F=(--b "c d")\nmegatron sft --a "$1" ${F[@]}\n')
+        out = json.loads(self.troupe("convert", "words", "verb.sh", "--variable", "1=x").stdout)
+        self.assertEqual(out["program"], "megatron sft")
+        self.assertEqual(out["words"], [["--a", 2], ["x", 2], ["--b", 1], ["c d", 1]])
 
     def nodes(self):
         """Device nodes of the test's own, as /dev/null and /dev/zero are, a link to one, and a link to a file."""
@@ -215,7 +230,7 @@ class TroupeRuns(unittest.TestCase):
                 self.assertAlmostEqual(a, b, delta=1e-5 * a, msg=name)
 
     def test_foundrys_yaml_becomes_a_recipe_that_checks(self):
-        out = self.troupe("convert", "recipe", "foundry.yaml", "-o", "foundry_out.yaml")
+        out = self.troupe("convert", "recipe", "foundry.yaml", "-o", "foundry_out.yaml", code=8)
         self.assertIn("model.ffn_config.moe_num_experts: 4 -> model.moe.experts: 4", out.stderr)
         data = ("--set", "data.train=[{kind: text, path: text.txt}]")
         self.troupe("check", "foundry_out.yaml", *data)
@@ -228,7 +243,7 @@ class TroupeRuns(unittest.TestCase):
         self.assertEqual(out.stdout, "")
         self.assertIn("bad.sh:1: E2005 --fp4-format e2m1", out.stderr)
         self.assertIn("did you mean --num-experts?", out.stderr)
-        forced = self.troupe("convert", "recipe", "bad.sh", "--force", "--quiet")
+        forced = self.troupe("convert", "recipe", "bad.sh", "--force", "--quiet", code=8)
         self.assertIn("# not supported: bad.sh:1: E2005 --fp4-format", forced.stdout)
         self.assertIn("layers: 2  # --num-layers 2", forced.stdout)
         self.assertIn("# to be filled in: model.vocab", forced.stdout)
@@ -252,7 +267,7 @@ class TroupeRuns(unittest.TestCase):
         self.assertIn("data.train: neither --data-path nor --mock-data is given", out.stderr)
         self.assertIn("model.attn_dropout: E2005 0.1 with context 2", out.stderr)
         self.assertNotIn("checked", out.stderr.replace("not checked", ""))
-        self.troupe("convert", "recipe", "context.sh", "--force", "--quiet", "-o", "context.yaml")
+        self.troupe("convert", "recipe", "context.sh", "--force", "--quiet", "-o", "context.yaml", code=8)
         data = ("--set", "data.train=[{kind: text, path: text.txt}]")
         self.assertIn("E2005 0.1 with context 2", self.troupe("check", "context.yaml", *data, code=2).stderr)
 
@@ -620,7 +635,7 @@ class TroupeRuns(unittest.TestCase):
 
     def test_bash_completes_verbs_options_and_fields(self):
         self.assertEqual(self.complete("tra"), ["train"])
-        self.assertEqual(self.complete("convert", ""), ["recipe", "--help", "-h"])
+        self.assertEqual(self.complete("convert", ""), ["recipe", "words", "--help", "-h"])
         self.assertEqual(self.complete("config", "ex"), ["explain"])
         self.assertIn("--assume-memory", self.complete("plan", "run.yaml", "--"))
         self.assertEqual(self.complete("train", "run.yaml", "--set", "model.moe.top"),

@@ -175,7 +175,12 @@ TEST(ForeignFormat, TheRecipeIsTriedAsItIsWritten) {
 TEST(ForeignFormat, AWordThatTheScriptLeavesOpenIsNoSecondValue) {
   const Conversion out = converted_script(arguments("--num-experts 8 ${MORE_OPTIONS}"));
   EXPECT_EQ(out.refused, std::vector<std::string>());
-  EXPECT_TRUE(any(out.missing, "${MORE_OPTIONS} is given from outside the file"));
+  EXPECT_TRUE(any(out.notes, "${MORE_OPTIONS} is set nowhere: no word, as in a shell"));
+  EXPECT_EQ(out.missing, std::vector<std::string>());
+  const Conversion list =
+      converted_script("torchrun pretrain_gpt.py ${ARGS[@]} " + arguments("$@"));
+  EXPECT_EQ(list.refused, std::vector<std::string>());
+  EXPECT_TRUE(any(list.notes, "${ARGS[@]} is set nowhere"));
   EXPECT_TRUE(any(converted_script(arguments("--num-experts 8 ${A}9")).refused, "takes one value"));
 }
 

@@ -61,11 +61,20 @@ class Megatron {
       std::erase_if(name, [](char c) { return c == '$' || c == '{' || c == '}'; });
       if (is_shell_variable(word.text) && arguments.open.contains(name)) {
         draft.leave_defaults_open({word.text, file + ':' + std::to_string(word.line)});
+      } else if (is_shell_list(word.text) && !may_be_value(out)) {
+        draft.note(file + ':' + std::to_string(word.line) + ": " + word.text +
+                   " is set nowhere: no word, as in a shell (--variable NAME=VALUE gives it)");
       } else {
         out.push_back(word);
       }
     }
     return out;
+  }
+
+  // Whether the next word is the first value of a flag.
+  static bool may_be_value(const std::vector<ShellWord>& words) {
+    return !words.empty() && words.back().text.starts_with("--") &&
+           words.back().text.find('=') == std::string::npos;
   }
 
   // What the table alone decides: fields and switches first, all that is left at the end.

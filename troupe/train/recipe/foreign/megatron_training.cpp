@@ -259,7 +259,8 @@ class MegatronOptimizer : public MegatronPart {
       draft_.ignore(flags_.origin("muon-nesterov"), "always so here");
     } else {
       draft_.refuse(flags_.origin("optimizer"),
-                    "its momentum is Nesterov's here: add --muon-nesterov");
+                    "plain momentum is not supported: Muon's is Nesterov's here, as with "
+                    "--muon-nesterov there");
     }
     const std::string mode = flags_.text("muon-scale-mode", "spectral");
     if (mode != "spectral" || flags_.number("muon-extra-scale-factor", 1) != 0.2) {

@@ -177,7 +177,7 @@ void ShellExpand::append(std::vector<Field>& out, const Value& value, bool parts
     const auto& [text, line] = value.words[i];
     scope_.count_value(text.size());
     if (i > 0 && parts) begin(line);
-    if (i > 0 && !parts) out.back().word.text += ' ';
+    if (i > 0 && !parts) out.back().word.text += glue_;
     if (out.back().word.text.empty()) out.back().word.line = line;
     for (size_t at = 0; at < text.size();) {
       const bool output = text.compare(at, 2, "$(") == 0;
@@ -202,13 +202,43 @@ ShellExpand::Value ShellExpand::dollar(const std::string& piece) {
     const std::optional<int64_t> value = arithmetic(piece.substr(3, piece.size() - 5));
     return value ? one(to_text(*value)) : one(piece);
   }
-  if (is_output(piece)) return one(piece);
+  if (is_output(piece)) {
+    const std::optional<std::string> said = echoed(piece.substr(2, piece.size() - 3));
+    return one(said.value_or(piece));
+  }
   ++depth_;
   const bool braces = piece[1] == '{';
   Value out = parameter(
       braces ? piece.substr(2, piece.size() - 2 - piece.ends_with('}')) : piece.substr(1), piece);
   --depth_;
   return out;
+}
+
+// What "echo ..." and "IFS=x; echo ..." print of values that the script has; nothing of all other
+// commands.
+std::optional<std::string> ShellExpand::echoed(const std::string& command) {
+  const size_t first = command.find_first_not_of(" \t\n");
+  if (first == std::string::npos || command.find_first_of("|><`") != std::string::npos) return {};
+  const bool glued = command.compare(first, 4, "IFS=") == 0;
+  if (!glued && command.compare(first, 5, "echo ") != 0) return {};
+  scope_.count_words(command.size());
+  const ShellList list = parse_shell(command, "$(" + command + ')', scope_.line);
+  if (list.size() != (glued ? 2U : 1U)) return {};
+  const ShellCommand& last = *list.back().command;
+  const bool simple = last.kind == ShellCommand::kSimple && !last.words.empty();
+  if (!simple || last.words[0].text != "echo") return {};
+  ++depth_;
+  const char before = glue_;
+  if (glued) {
+    const std::string letters =
+        text({command.substr(first + 4, command.find(';') - first - 4), scope_.line});
+    glue_ = letters.empty() ? ' ' : letters[0];
+  }
+  const Words said = words(std::vector<ShellToken>(last.words.begin() + 1, last.words.end()));
+  glue_ = before;
+  --depth_;
+  const std::string out = joined(said);
+  return out.find('$') == std::string::npos ? std::optional(out) : std::nullopt;
 }
 
 ShellExpand::Value ShellExpand::parameter(const std::string& inside, const std::string& piece) {

@@ -47,6 +47,7 @@ class ShellExpand {
   void quoted(std::vector<Field>& out, const std::string& text, bool here);
   void append(std::vector<Field>& out, const Value& value, bool parts, bool blanks);
   Value dollar(const std::string& piece);
+  std::optional<std::string> echoed(const std::string& command);
   Value parameter(const std::string& inside, const std::string& piece);
   Value of_name(const std::string& name, const std::string& index, bool& set);
   std::optional<Value> otherwise(const Value& value, bool set, const std::string& name,
@@ -57,6 +58,7 @@ class ShellExpand {
 
   ShellScope& scope_;
   int depth_ = 0;
+  char glue_ = ' ';  // between the words of "${list[*]}": the first letter of IFS
 };
 
 }  // namespace troupe

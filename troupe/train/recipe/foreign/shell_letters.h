@@ -31,4 +31,15 @@ inline bool is_shell_variable(std::string_view word) {
   return !word.empty() && std::ranges::all_of(word, is_shell_name);
 }
 
+// The same, or a list's words: "${ARGS[@]}", "$@".
+inline bool is_shell_list(std::string_view word) {
+  if (word == "$@" || word == "$*") return true;
+  if (word.starts_with("${") && (word.ends_with("[@]}") || word.ends_with("[*]}"))) {
+    word = word.substr(0, word.size() - 4);
+    word.remove_prefix(2);
+    return !word.empty() && std::ranges::all_of(word, is_shell_name);
+  }
+  return is_shell_variable(word);
+}
+
 }  // namespace troupe

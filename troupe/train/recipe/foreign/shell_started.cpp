@@ -1,6 +1,7 @@
 #include "troupe/train/recipe/foreign/shell_started.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <initializer_list>
 #include <sstream>
 
@@ -22,9 +23,34 @@ bool is_shell(std::string_view word) {
   return is_one_of(base_name(word), {"bash", "sh", "zsh"});
 }
 
+bool starts_python(std::string_view word) {
+  const std::string_view name = base_name(word);
+  return name.starts_with("python") || name == "torchrun" || name == "accelerate";
+}
+
+// ms-swift's command "megatron sft", whose second word is the program.
+bool is_swift(const Words& words, size_t at) {
+  return at > 0 && is_one_of(base_name(words[at - 1].text), {"megatron", "swift"}) &&
+         is_one_of(words[at].text, {"sft", "pt", "rlhf"});
+}
+
+// The file, or the module of "python -m": what only launches another program is none.
 auto program_of(const Words& words) {
-  return std::find_if(words.begin(), words.end(),
-                      [](const ShellWord& w) { return w.text.ends_with(".py"); });
+  bool python = false;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i].text;
+    const bool module = i > 0 && python && words[i - 1].text == "-m" &&
+                        !word.starts_with("torch.") && word.find('.') != std::string::npos;
+    const bool file = word.ends_with(".py") && word.find('=') == std::string::npos;
+    if (file || module || is_swift(words, i)) return words.begin() + static_cast<int64_t>(i);
+    python |= starts_python(word);
+  }
+  return words.end();
+}
+
+std::string name_of_program(const Words& words, Words::const_iterator program) {
+  const auto at = static_cast<size_t>(program - words.begin());
+  return is_swift(words, at) ? words[at - 1].text + ' ' + program->text : program->text;
 }
 
 bool is_command_option(std::string_view word) {
@@ -89,7 +115,7 @@ ShellArguments ShellStarted::arguments(const ShellScope& scope) const {
   if (const Words* const best = training(); best != nullptr) {
     const auto program = program_of(*best);
     out.words.assign(program + 1, best->end());
-    out.program = program->text;
+    out.program = name_of_program(*best, program);
     out.line = program->line;
     return out;
   }

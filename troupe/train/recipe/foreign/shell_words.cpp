@@ -13,6 +13,7 @@
 #include "troupe/train/recipe/foreign/shell_expand.h"
 #include "troupe/train/recipe/foreign/shell_pattern.h"
 #include "troupe/train/recipe/foreign/shell_pieces.h"
+#include "troupe/train/recipe/foreign/shell_printf.h"
 #include "troupe/train/recipe/foreign/shell_started.h"
 
 namespace troupe {
@@ -313,6 +314,7 @@ class Script {
     if (name == "continue") return leave(Flow::kContinue, words);
     if (name == "shift") return shift(words);
     if (name == "let") return let(words);
+    if (name == "printf" && words.size() > 3 && words[1].text == "-v") return print_into(words);
     if (name == "eval") return run_text(joined(words, 1), command.line);
     if (name == "set" && words.size() > 1 && words[1].text == "--") return set_arguments(words);
     if (name == "unset") {
@@ -341,6 +343,14 @@ class Script {
     ShellTruth out;
     for (size_t i = 1; i < words.size(); ++i) out = arithmetic(words[i].text);
     return out;
+  }
+
+  // printf -v NAME FORMAT WORD...
+  ShellTruth print_into(const Words& words) {
+    const Words values(words.begin() + 4, words.end());
+    scope_.set(words[2].text, {{shell_printed(words[3].text, values), scope_.line}},
+               /*more=*/false);
+    return {};
   }
 
   ShellTruth set_arguments(const Words& words) {

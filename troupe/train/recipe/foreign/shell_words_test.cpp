@@ -128,6 +128,28 @@ TEST(ShellWords, ValuesAreCutAndReplacedAsAShellDoes) {
             "[2][3]");
 }
 
+TEST(ShellWords, WhatIsPrintedIntoAVariableIsItsValue) {
+  const std::string list =
+      "L=()\nfor ((i = 0; i < 4; i++)); do if (( i < 1 )); then L+=(0); else L+=(1); fi; done\n";
+  EXPECT_EQ(
+      words_of(list +
+               "printf -v F \"[%s]\" \"$(IFS=', '; echo \"${L[*]}\")\"\npython a.py --f \"$F\""),
+      "[--f][[0,1,1,1]]");
+  EXPECT_EQ(words_of("printf -v A '%s-%03d;' x 7 y\npython a.py $A"), "[x-7;y-0;]");
+  EXPECT_EQ(words_of("A=3\npython a.py $(echo $A 4) $(echo $B)"), "[3][4][$(echo $B)]");
+}
+
+TEST(ShellWords, ModulesAndMegatronSwiftsVerbsAreProgramsToo) {
+  const ShellArguments module =
+      shell_arguments("python3 -m verl.trainer.main_ppo data.path=/a/b.py trainer.n=2");
+  EXPECT_EQ(module.program, "verl.trainer.main_ppo");
+  EXPECT_EQ(module.words.size(), 2U);
+  const ShellArguments swift = shell_arguments("N=2 \\\nmegatron sft --lr 1e-5");
+  EXPECT_EQ(swift.program, "megatron sft");
+  EXPECT_EQ(swift.words.size(), 2U);
+  EXPECT_EQ(shell_arguments("python -m torch.distributed.run train.py --a").program, "train.py");
+}
+
 TEST(ShellWords, EvalFunctionsAndOtherShellsAreRead) {
   EXPECT_EQ(words_of("O=\" --x 1 \\\n --f '([1]*4)' \"\nC=\"torchrun a.py ${O} --y 2 &> log\"\n"
                      "echo ${C}\neval ${C}"),
