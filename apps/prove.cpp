@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <map>
 
 #include "troupe/schedule/interleavings.h"
@@ -19,6 +20,13 @@ using troupe::ProofCase;
 constexpr int kMostRanks = 8;
 constexpr int kExploredRanks = 4;
 constexpr int64_t kMostStates = 2000;
+
+template <class... Values>
+void say(const char* format, const Values&... values) {
+  char text[1024];
+  std::snprintf(text, sizeof(text), format, values...);
+  std::cerr << text;
+}
 
 struct Count {
   int64_t layouts = 0, lists = 0, events = 0, faulty = 0, explored = 0, states = 0;
@@ -34,7 +42,7 @@ void explore(const ProofCase& c, int room, Count& count) {
   count.states += all.states;
   if (all.all_end && all.ends == 1) return;
   ++count.faulty;
-  std::printf("%s: orders end in %lld states\n", c.name.c_str(), static_cast<long long>(all.ends));
+  say("%s: orders end in %lld states\n", c.name.c_str(), static_cast<long long>(all.ends));
 }
 
 void prove_one(const ProofCase& c, Count& count) {
@@ -44,7 +52,7 @@ void prove_one(const ProofCase& c, Count& count) {
   count.events += proof.events;
   if (!proof.faults.empty()) {
     ++count.faulty;
-    std::printf("%s:\n  %s\n", c.name.c_str(), proof.faults.front().c_str());
+    say("%s:\n  %s\n", c.name.c_str(), proof.faults.front().c_str());
     return;
   }
   ++count.by_room[proof.capacity];
@@ -56,7 +64,7 @@ void prove_one(const ProofCase& c, Count& count) {
 int main(int argc, char** argv) {
   const int64_t each = argc > 1 ? std::atoll(argv[1]) : 1;
   if (each < 1) {
-    std::fputs("prove [EACH]: every EACH-th layout, 1 or more\n", stderr);
+    say("%s\n", "prove [EACH]: every EACH-th layout, 1 or more");
     return 2;
   }
   const auto begin = std::chrono::steady_clock::now();
@@ -66,13 +74,13 @@ int main(int argc, char** argv) {
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const auto n = [](int64_t x) { return static_cast<long long>(x); };
-  std::printf("%lld layouts of 1 to %d ranks, %lld lists, %lld events: %lld with a fault\n",
+  say("%lld layouts of 1 to %d ranks, %lld lists, %lld events: %lld with a fault\n",
               n(count.layouts), kMostRanks, n(count.lists), n(count.events), n(count.faulty));
   for (const auto& [room, layouts] : count.by_room) {
-    std::printf("%lld end with room for %d messages a channel%s\n", n(layouts), room,
+    say("%lld end with room for %d messages a channel%s\n", n(layouts), room,
                 room == 0 ? ": each send waits for its receive" : "");
   }
-  std::printf("every order of %lld small ones: %lld states; %.1f s in all\n", n(count.explored),
+  say("every order of %lld small ones: %lld states; %.1f s in all\n", n(count.explored),
               n(count.states), seconds.count());
   return count.faulty == 0 ? 0 : 1;
 }

@@ -31,8 +31,9 @@ def moe_options(width, experts, top_k=2, hidden=None, *, router="topk_softmax", 
                  one's own, else none
     capacity     rows that an expert takes, as a multiple of T K / E; or {factor, min, policy, renormalize, in_evaluation}
     shared       that many shared experts, as one of shared_hidden units; shared_gate, shared_weighted: how they are added
-    losses       "return": y, aux; "attach": y, whose backward has the losses' gradients (with GradScaler
-                 or several microbatches: troupe.set_loss_scale); "none"
+    losses       "return": y, aux; "attach": y, whose backward has the losses' gradients; "none". What the loss is multiplied by
+                 (GradScaler, loss / microbatches, a Trainer's accumulation) the layer cannot see: moe.loss_scale = 1 / microbatches,
+                 or troupe.set_loss_scale(model, ...), which says it to all layers
     recompute    none, act, expert (H is made again in backward), layer (all but the router)
     quantize     bits in which backward keeps x and H: -1, 8 or 4
     lora         {rank, alpha, rslora, dropout}: adapters of every expert, alpha / rank (rslora: / sqrt(rank)) times B A beside the weight,
