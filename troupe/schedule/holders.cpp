@@ -30,8 +30,8 @@ class Reach {
       expect(GroupRole::kWholeShard, GroupRole::kWholeReplicas, place.whole_holders);
       expect(GroupRole::kExpertShard, GroupRole::kExpertReplicas, place.expert_holders);
       if (!ends_.contains(place.list)) continue;
-      expect(GroupRole::kCutShard, GroupRole::kCutTables, at_ends(place, true));
-      expect(GroupRole::kWholeShard, GroupRole::kWholeTables, at_ends(place, false));
+      expect(GroupRole::kCutShard, GroupRole::kCutTableReplicas, at_ends(place, true));
+      expect(GroupRole::kWholeShard, GroupRole::kWholeTableReplicas, at_ends(place, false));
     }
     return std::move(faults_);
   }

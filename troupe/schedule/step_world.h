@@ -23,10 +23,10 @@ enum class GroupRole : uint8_t {
   kWorld,
   kCutShard,
   kCutReplicas,
-  kCutTables,
+  kCutTableReplicas,
   kWholeShard,
   kWholeReplicas,
-  kWholeTables,
+  kWholeTableReplicas,
   kExpertShard,
   kExpertReplicas,
 };
@@ -40,10 +40,10 @@ constexpr auto names_of(GroupRole) {
                     Named{"world", GroupRole::kWorld},
                     Named{"shard of cut parameters", GroupRole::kCutShard},
                     Named{"replicas of cut parameters", GroupRole::kCutReplicas},
-                    Named{"replicas of cut tables", GroupRole::kCutTables},
+                    Named{"replicas of cut tables", GroupRole::kCutTableReplicas},
                     Named{"shard of whole parameters", GroupRole::kWholeShard},
                     Named{"replicas of whole parameters", GroupRole::kWholeReplicas},
-                    Named{"replicas of whole tables", GroupRole::kWholeTables},
+                    Named{"replicas of whole tables", GroupRole::kWholeTableReplicas},
                     Named{"shard of experts", GroupRole::kExpertShard},
                     Named{"replicas of experts", GroupRole::kExpertReplicas}};
 }

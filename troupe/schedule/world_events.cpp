@@ -133,8 +133,8 @@ class RankEvents {
   std::vector<BucketRoles> buckets(int owner) const {
     std::vector<BucketRoles> out;
     if (all_.several.at(static_cast<size_t>(owner))) {
-      out.push_back({GroupRole::kWholeShard, GroupRole::kWholeTables});
-      out.push_back({GroupRole::kCutShard, GroupRole::kCutTables});
+      out.push_back({GroupRole::kWholeShard, GroupRole::kWholeTableReplicas});
+      out.push_back({GroupRole::kCutShard, GroupRole::kCutTableReplicas});
     }
     bool experts = false, cut = false;
     for (const int c : own_) {

@@ -80,7 +80,10 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
       q_norm_(qk_norm(c, l.heads, l.head_dim)),
       k_norm_(qk_norm(c, l.kv_heads, l.head_dim)),
       max_positions_(c.max_positions) {
-  if (c.attn_gate) gate_.emplace(projection(c, l.heads * l.head_dim));
+  if (c.attn_gate) {  // without adapters (nn/config/config.cpp)
+    gate_.emplace(
+        LinearShape{l.heads * l.head_dim, c.width, up_init(c), c.qkv_bias.value_or(c.bias)});
+  }
   if (c.sinks) sinks_ = Param::of({l.heads}, {.kind = Init::kZero}, Group::kNoDecay);
   if (c.positions == PositionForm::kRope) rope_.emplace(c.rope, turned_dims(c, l));
   require_whole(c.lora.bits_of(LoraTarget::kAttention), sharding_.ranks(), "attention");

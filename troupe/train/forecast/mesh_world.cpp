@@ -107,8 +107,8 @@ class WorldBuilder {
     put(GroupRole::kWholeShard, none_ ? alone : ints(mesh_.owners_of(rank, tensor)));
     put(GroupRole::kWholeReplicas, replicas(rank, tensor));
     const bool end = ends_.contains(r.list);
-    put(GroupRole::kCutTables, end ? tables(r.pipeline, 1) : alone);
-    put(GroupRole::kWholeTables, end ? tables(r.pipeline, tensor) : alone);
+    put(GroupRole::kCutTableReplicas, end ? tables(r.pipeline, 1) : alone);
+    put(GroupRole::kWholeTableReplicas, end ? tables(r.pipeline, tensor) : alone);
     put_kind(GroupRole::kExpertReplicas,
              none_ ? GroupKind::kExpertData : GroupKind::kExpertReplicate);
     none_ ? put(GroupRole::kExpertShard, alone)
