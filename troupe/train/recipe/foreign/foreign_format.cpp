@@ -66,7 +66,7 @@ std::string python_format(const std::string& text) {
   if (holds(text, "olmo_core")) return std::string(kOlmo);
   constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kOthers = {
       {{"nemo_automodel", "NeMo Automodel's"},
-       {"megatron.bridge", "Megatron-Bridge's"},
+       {"megatron.bridge", "Megatron-Bridge's, by `python3 -m troupe_foreign.recipe` as data;"},
        {"nemo", "NeMo's"},
        {"nanotron", "nanotron's"},
        {"transformers", "a script of transformers, in"},
@@ -111,8 +111,11 @@ constexpr Mark kMarks[] = {
     {"model._component_", "torchtune's YAML"},
     {"model.model_config", "nanotron's YAML"},
     {"parallelism.dp", "nanotron's YAML"},
-    {"base_model", "Axolotl's YAML"},
-    {"model_name_or_path", "the YAML of LLaMA-Factory or TRL"},
+    {"base_model", "Axolotl's YAML, which `python3 -m troupe_foreign.recipe` reads"},
+    {"model_name_or_path",
+     "the YAML of LLaMA-Factory, which `python3 -m troupe_foreign.recipe` reads, or of TRL"},
+    {"modules.pre_trainer", "Primus's YAML, which `python3 -m troupe_foreign.recipe` reads"},
+    {"experiment.task", "FlagScale's YAML, which `python3 -m troupe_foreign.recipe` reads"},
     {"pipe_parallel_size", "GPT-NeoX's YAML"},
     {"pipe-parallel-size", "GPT-NeoX's YAML"},
     {"zero_optimization",

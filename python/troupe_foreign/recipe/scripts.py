@@ -1,0 +1,431 @@
+"""Launch scripts whose flags are others than Megatron-LM's, or hydra's: ms-swift, slime, verl and MindSpeed-LLM. Their words come from
+`troupe convert words`, which runs nothing."""
+import pathlib
+import re
+import tempfile
+
+from . import hand_over
+from .common import give, give_model, number, plain, shown
+from .settings import STAND_IN, Fault, Settings
+from .tuning import preference
+
+VARIABLE = re.compile(r"^\$(\{[^}]*\}|\w+|@|\*)$")
+
+
+class Script:
+    def __init__(self, file, troupe, variables):
+        self.file = file
+        with tempfile.TemporaryDirectory() as folder:
+            text, self.lines = inlined(file)
+            path = pathlib.Path(folder, file.name)
+            path.write_text(text)
+            self.program, self.words, self.notes = hand_over.words_of(troupe, path, variables)
+
+    def place(self, line):
+        return self.lines[line - 1] if 0 < line <= len(self.lines) else str(self.file)
+
+    def flags(self):
+        """[(name with underscores, values, line)]; a word that nobody sets is no word."""
+        out = []
+        for word, line in self.words:
+            if word.startswith("--") and len(word) > 2:
+                name, sign, value = word[2:].partition("=")
+                out.append((name.replace("-", "_"), [value] if sign else [], line))
+            elif out and not (VARIABLE.match(word) and out[-1][1]):
+                out[-1][1].append(word)
+        return out
+
+
+def inlined(file, depth=0):
+    """The text with the scripts in it that it reads from beside itself, and the place of each line."""
+    lines, places = [], []
+    for number_of, line in enumerate(file.read_text().splitlines(), 1):
+        found = re.match(r"^\s*(?:source|\.)\s+[\"']?(?:\$\{?\w+\}?|\$\(.*\))?/?([\w./-]+\.sh)[\"']?\s*$", line)
+        other = found and next((p for p in (file.parent / found[1], file.parent.parent / found[1]) if p.is_file()), None)
+        if other and depth < 4:
+            text, more = inlined(other, depth + 1)
+            lines += text.splitlines()
+            places += more
+        else:
+            lines.append(line)
+            places.append(f"{file}:{number_of}")
+    return "\n".join(lines) + "\n", places
+
+
+def theirs_of(name, values):
+    return "--" + " ".join([name, *values])
+
+
+SWIFT_NAMES = {"max_length": "seq-length", "output_dir": "save", "save": "save", "save_steps": "save-interval", "eval_steps": "eval-interval",
+               "logging_steps": "log-interval", "dataloader_num_workers": "num-workers", "save_interval": "save-interval",
+               "eval_interval": "eval-interval", "log_interval": "log-interval", "max_epochs": "num_train_epochs"}
+SWIFT_DEFAULTS = {"micro-batch-size": 1, "global-batch-size": 16, "lr-decay-style": "cosine", "min-lr": 0, "weight-decay": 0.1,
+                  "adam-beta1": 0.9, "adam-beta2": 0.95, "clip-grad": 1.0, "seed": 42, "save-interval": 500,
+                  "moe-aux-loss-coeff": 0, "moe-router-dtype": "fp32", "expert-tensor-parallel-size": 1, "use-distributed-optimizer": True}
+SWIFT_IGNORED = re.compile(
+    r"^(save_safetensors|load_safetensors|merge_lora|load_from_cache_file|dataset_num_proc|packing|padding_free|streaming|use_hf|"
+    r"no_save_optim|no_save_rng|no_load_optim|no_load_rng|finetune|attention_backend|cross_entropy|moe_permute_fusion|moe_grouped_gemm|"
+    r"moe_shared_expert_overlap|recompute_|optimizer_cpu_offload|use_precision_aware|optimizer_offload|overlap_|tensorboard|wandb|swanlab|"
+    r"report_to|model_author|model_name|system|max_shard_size|torch_dtype|check_model|ddp_|dataset_shuffle|train_dataloader|strict|"
+    r"model_type|template|use_flash_attn|async_save|save_total_limit|bridge_backend|mcore_|split_dataset_ratio|val_dataset|truncation|"
+    r"manual_gc|apply_rope|logprob|max_pixels|interleave|cached_dataset|columns|shuffle_buffer|lazy_tokenize|gradient_acc|external_plugins|"
+    r"add_version|deterministic|tp_comm|custom_register|load_args|new_special|remove_unused|loss_scale|agent_template|enable_thinking|"
+    r"sequence_packing|vit_gradient|attn_impl|dataloader_|group_by|moe_enable_deepep|moe_token_dispatcher|eval_iters|create_checkpoint|task_type causal_lm)")
+
+
+def swift(script, config):
+    out, flags = Settings("ms-swift", script.file), script.flags()
+    given = {name: values for name, values, _ in flags}
+    first = {name: " ".join(values) for name, values in given.items()}
+    verb = script.program.split()[-1]
+    kind = first.get("rlhf_type", "dpo" if verb == "rlhf" else "")
+    if kind not in ("", "dpo"):
+        raise Fault(f"{script.file}: ms-swift's, {kind.upper()}: of `megatron rlhf` only dpo is read")
+    if first.get("task_type", "causal_lm") != "causal_lm":
+        raise Fault(f"{script.file}: ms-swift's, {first['task_type']}: only models that write text are supported")
+    model = first.get("model") or first.get("mcore_model") or first.get("load") or "no model"
+    if re.search(r"VL|Omni|InternVL|Ovis|GLM-4\.\dV|Kimi-VL", model) or "freeze_vit" in given:
+        raise Fault(f"{script.file}: ms-swift's, of a model that sees or hears ({model}): decoders of text are supported")
+    line = next((at for name, _, at in flags if name in ("model", "load")), 1)
+    give_model(out, model, script.place(line), config)
+    adapters = first.get("tuner_type") == "lora" or first.get("train_type") == "lora"
+    out.give("lr", 1e-4 if adapters else 1e-5, f"lr: {1e-4 if adapters else 1e-5}, ms-swift's default")
+    out.give("bf16", True, "the model's own type")
+    for flag, value in SWIFT_DEFAULTS.items():
+        out.give(flag, value, f"{flag.replace('-', '_')}: {value}, ms-swift's default")
+    for name, values, at in flags:
+        swift_flag(out, name, values, script.place(at))
+    if adapters:
+        swift_adapters(out, first)
+    if kind == "dpo":
+        preference(out_of(out), first.get("loss_type", "sigmoid"), first.get("beta", 0.1), first.get("label_smoothing", 0))
+        if number(first.get("rpo_alpha"), 0):
+            out.refuse(f"--rpo_alpha {first['rpo_alpha']}", str(script.file), "a likelihood beside the loss of pairs is not supported")
+    if not out.has("train-iters"):
+        out.stand_in("train-iters", 1000, "train.steps", f"{first.get('num_train_epochs') or first.get('max_epochs') or 3} epochs of the data: their tokens, over "
+                     "sequence times global_batch, times as many")
+    out.default("seq-length", 2048, "max_length")
+    what = "text" if verb == "pt" else "pairs of answers" if kind else "questions whose answers alone are learned"
+    out.hole("data.train", f"--dataset {first.get('dataset', '')}: {what}; `troupe data build FILE{'' if verb == 'pt' else ' --format chat'} "
+             "-o DATA` makes token files of them")
+    return out
+
+
+def out_of(settings):
+    """As `preference` asks for it."""
+    return type("One", (), {"out": settings})()
+
+
+def swift_adapters(out, first):
+    rank, alpha = int(first.get("lora_rank", 8)), number(first.get("lora_alpha", 32))
+    out.set("model.lora.rank", rank, f"--lora_rank {rank}")
+    out.set("model.lora.alpha", alpha, f"--lora_alpha {alpha}")
+    targets = ["attention", "experts"] if out.has("num-experts") else ["attention", "ffn"]
+    if out.has("moe-shared-expert-intermediate-size"):
+        targets.append("shared")
+    out.set("model.lora.targets", targets, f"--target_modules {first.get('target_modules', 'all-linear')}")
+    if first.get("target_modules", "all-linear") not in ("all-linear",) and "router" in first["target_modules"]:
+        out.note("--target_modules names all-router too: add router to model.lora.targets")
+    if number(first.get("lora_dropout", 0.05), 0):
+        out.note(f"lora_dropout: {first.get('lora_dropout', '0.05, the default')}: adapters have no dropout here")
+    if plain(first.get("use_rslora", "")) is True:
+        out.set("model.lora.rslora", True, "--use_rslora true")
+    for flag in ("moe-router-bias-update-rate",):
+        if out.has(flag):
+            out.give(flag, 0, "a frozen router's bias does not move")
+
+
+def swift_flag(out, name, values, place):
+    theirs, text = theirs_of(name, values), " ".join(values)
+    if name in ("model", "mcore_model", "load", "dataset", "num_train_epochs", "max_epochs", "tuner_type", "train_type", "rlhf_type", "beta",
+                "rpo_alpha", "loss_type", "label_smoothing", "task_type", "mcore_adapter", "adapters", "ref_load", "lora_rank", "lora_alpha",
+                "lora_dropout", "target_modules", "use_rslora", "lora_bias"):
+        return
+    if SWIFT_IGNORED.match(name):
+        out.ignore(theirs, "speed, memory, logs, or how its data are read")
+        return
+    if name == "moe_router_load_balancing_type" and text == "none":
+        out.give("moe-router-load-balancing-type", "none", theirs, place)
+        return
+    value = plain(text) if values else True
+    give(out, SWIFT_NAMES.get(name, name), value, theirs, place)
+
+
+# Of rollouts, rewards and losses of reinforcement learning, and of the engines that answer prompts.
+SLIME_OWN = re.compile(
+    r"^(actor_|critic_|colocate|hf_checkpoint|ref_load|ref_ckpt|prompt_data|input_key|label_key|apply_chat_template|rollout|rm_|num_rollout|"
+    r"n_samples|balance_data|advantage|use_kl|kl_|entropy|eps_clip|use_dynamic_batch|max_tokens_per_gpu|eval_|sglang|num_gpus|num_epoch|"
+    r"reward|custom_|dynamic_sampling|over_sampling|partial_rollout|use_tis|tis_|use_rollout|use_slime|update_weight|offload|"
+    r"num_steps_per|metadata_key|tool_key|multimodal|disable_compute|calculate_per|use_fault|keep_old|loss_type|loss_mask|normalize|"
+    r"gamma|lambd|debug_|save_debug|load_debug|use_opsm|opsm|mask_offpolicy|use_routing|prefill|router_|http|train_backend|megatron_to_hf|"
+    r"log_probs|use_wandb|wandb|tensorboard_project|use_tensorboard|only_train|train_env|model_name|qkv_format|start_rollout|spec_name|"
+    r"sft|log_multi|record_memory|memory_snapshot|chunked|release_train|group_rm|fully_async|enable_mtp_training|log_passrate|ci_|global_dataset|"
+    r"train_memory|delta_|p2p|data_pad|get_mismatch|megatron_config|use_unbiased|use_dynamic|check_weight|use_distributed_post|int4|fp8_param)")
+
+
+def slime(script, config):
+    del config
+    out, flags = Settings("slime", script.file), script.flags()
+    own = []
+    names = [name for name, _, _ in flags]
+    for name, values, line in flags:
+        theirs = theirs_of(name, values)
+        if name in ("eval_interval", "eval_iters") or SLIME_OWN.match(name):
+            own.append(name)
+            out.leave_out(theirs, "of its rollouts and rewards")
+        elif name == "spec":
+            out.refuse(theirs, script.place(line), "a layer of its own Python, which is not run")
+        else:
+            value = " ".join(values)
+            if name == "moe_layer_freq":
+                value = re.sub(r"[ ,]+", ", ", value) if value.startswith("[") and "*" not in value else value
+            give(out, name, plain(value) if values else True, theirs, script.place(line))
+    if own:
+        out.hole("data.train", "prompts that its rollouts answer, and rewards; the recipe trains on tokens (`troupe data build --format chat`)")
+        if not out.has("train-iters"):
+            out.stand_in("train-iters", 1000, "train.steps", "--num-rollout counts rollouts there")
+    if "multi_latent_attention" in names and "rope_type" not in names:
+        out.default("rope-type", "yarn")
+    batch(out)
+    return out
+
+
+def batch(out):
+    out.default("micro-batch-size", 1)
+    if not out.has("seq-length"):
+        out.stand_in("seq-length", 4096, "data.sequence", "the script gives no --seq-length")
+    if not out.has("max-position-embeddings"):
+        if out.flags["seq-length"].theirs == STAND_IN:
+            out.stand_in("max-position-embeddings", 4096, "model.max_positions", "the script gives neither its --max-position-embeddings")
+        else:
+            out.default("max-position-embeddings", out.value("seq-length"), "seq_length")
+    out.default("bf16", True)
+
+
+VERL_MODEL, VERL_OPTIM, VERL_RANKS = "actor_rollout_ref.model.path", "actor_rollout_ref.actor.optim", "actor_rollout_ref.actor.megatron"
+VERL_OPTIM_NAMES = {"lr": "lr", "min_lr": "min-lr", "lr_warmup_steps": "lr-warmup-iters", "weight_decay": "weight-decay",
+                    "clip_grad": "clip-grad", "lr_decay_style": "lr-decay-style", "lr_decay_steps": "lr-decay-iters",
+                    "lr_warmup_steps_ratio": "lr-warmup-fraction"}
+
+
+def verl(script, config):
+    out, said = Settings("verl", script.file), {}
+    for word, line in script.words:
+        name, sign, value = word.partition("=")
+        if sign and re.match(r"^[+~]*[A-Za-z_][\w.]*$", name):
+            said[name.lstrip("+~")] = (value.strip("'\""), line)
+    sft = "sft" in script.program
+    root = "model.path" if "model.path" in said else "model.partial_pretrain" if "model.partial_pretrain" in said else VERL_MODEL
+    if root not in said:
+        raise Fault(f"{script.file}: verl's, and it names no {VERL_MODEL}: it generates or evaluates")
+    model = said[root][0]
+    if re.search(r"VL|Omni|vl-", model):
+        raise Fault(f"{script.file}: verl's, of a model that sees ({model}): decoders of text are supported")
+    give_model(out, model, script.place(said[root][1]), config)
+    own = {root}
+
+    def take(name, flag, otherwise=None):
+        if name in said:
+            own.add(name)
+            value, line = said[name]
+            give(out, flag, plain(value), f"{name}={value}", script.place(line))
+        elif otherwise is not None:
+            out.default(flag, otherwise, name)
+
+    optim = "optim" if sft else VERL_OPTIM
+    for name, flag in VERL_OPTIM_NAMES.items():
+        take(f"{optim}.{name}", flag, {"lr": 1e-5 if sft else 1e-6, "weight_decay": 0.01, "clip_grad": 1.0,
+                                       "lr_decay_style": "constant"}.get(name))
+    if number(out.value("lr-warmup-iters"), 0) < 0:
+        out.flags.pop("lr-warmup-iters")
+    if out.value("lr-decay-style") == "constant":
+        out.flags.pop("min-lr", None)
+        out.flags.pop("lr-decay-iters", None)
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
+                 "expert_tensor_parallel_size"):
+        take(f"{VERL_RANKS}.{name}", name)
+    transformer = f"{VERL_RANKS}.override_transformer_config."
+    for name in [name for name in said if name.startswith(transformer)]:
+        take(name, name[len(transformer):])
+    verl_batch(out, said, own, sft)
+    take("trainer.default_local_dir", "save", "checkpoints")
+    take("trainer.save_freq", "save-interval")
+    if number(out.value("save-interval"), 1) <= 0:
+        out.flags.pop("save-interval")
+    out.give("bf16", True, "the model's own type")
+    rank = next((said[n][0] for n in ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank", "model.lora_rank") if n in said), 0)
+    if number(rank, 0):
+        verl_adapters(out, said, own, rank)
+    out.stand_in("train-iters", 1000, "train.steps", f"trainer.total_epochs={said.get('trainer.total_epochs', ('its default', 0))[0]} of the data")
+    out.hole("data.train", ("questions whose answers alone are learned" if sft else "prompts that its rollouts answer, and rewards; the recipe "
+                            "trains on tokens") + ": `troupe data build FILE --format chat -o DATA`")
+    for name, (value, _) in said.items():
+        if name not in own:
+            out.leave_out(f"{name}={value}", "of its rollouts, rewards, data or engines")
+    return out
+
+
+def verl_adapters(out, said, own, rank):
+    names = [n for n in said if re.search(r"model\.lora[._]", n) or n.endswith(".target_modules")]
+    own.update(names)
+    alpha = next((said[n][0] for n in names if n.endswith("alpha")), 16)
+    out.set("model.lora.rank", int(number(rank)), f"lora_rank={rank}")
+    out.set("model.lora.alpha", number(alpha), f"lora_alpha={alpha}")
+    out.set("model.lora.targets", ["attention", "experts"] if out.has("num-experts") else ["attention", "ffn"], "target_modules: all linear layers")
+
+
+def verl_batch(out, said, own, sft):
+    def of(name, otherwise):
+        own.add(name)
+        return number(said.get(name, (otherwise, 0))[0])
+
+    if sft:
+        whole, length = of("data.train_batch_size", 256), of("data.max_length", 1024)
+        theirs = f"data.train_batch_size={whole:g}"
+        micro = of("data.micro_batch_size_per_gpu", 4)
+    else:
+        pieces, answers = of("actor_rollout_ref.actor.ppo_mini_batch_size", 256), of("actor_rollout_ref.rollout.n", 1)
+        whole = pieces * answers if pieces and answers else None
+        theirs = f"actor_rollout_ref.actor.ppo_mini_batch_size={pieces}, actor_rollout_ref.rollout.n={answers}"
+        prompt, answer = of("data.max_prompt_length", 512), of("data.max_response_length", 512)
+        length = prompt + answer if prompt and answer else None
+        micro = of("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 1)
+    if whole:
+        out.give("global-batch-size", int(whole), theirs)
+    if length:
+        out.give("seq-length", int(length), "data.max_length" if sft else "data.max_prompt_length and data.max_response_length")
+    else:
+        batch(out)
+    out.give("micro-batch-size", int(micro or 1), "a microbatch of one GPU")
+
+
+MINDSPEED_SPEED = re.compile(
+    r"^(use_fused|use_cp_send|moe_permutation|moe_alltoall|moe_zero|reuse_fp32|swap_|recompute_|enable_recompute|use_ascend|"
+    r"gemm_grad|context_parallel_algo|ulysses|attention_mask_type|tokenizer_not_use|no_shared|transformer_impl|use_mcore|"
+    r"enable_hf2mg|model_type_hf|prompt_type|distributed_|enable_high_avail|moe_hierarchical|moe_tp_extend|use_distributed_optimizer_|"
+    r"overlap_|mtp_mem|schedules_|noop_|num_layer_list|reset_attention|async_log|log_|profile|data_cache|no_check|use_cp|kv_head_repeat|"
+    r"cp_window|megatron_cp|cp_attention|attention_dropout_fusion|jit_compile|npu_|mla_|enable_load|ai_framework|load_checkpoint|"
+    r"moe_fb_overlap|moe_unperm|fix_sub|virtual_pipe|dist_ckpt|auto_detect|cut_max|seed_|variable_seq|no_pad|padded_samples|pack|neat|"
+    r"no_shuffle|overwrite_cache|pad_to_multiple|use_kv_cache|max_new|history_turns|hf_load|hf_save|hf_cfg|hf_|lora_load|lora_fusion|"
+    r"lora_register|mg_cache|enable_mg2hf|dualpipev|moe_comp|shape_order|fused_|fa_|sparse_mode|moe_grouped)")
+MINDSPEED_DATA = re.compile(r"^(handler_name|is_instruction|is_pairwise|tokenizer_|dataset_|map_keys|template|cutoff|data_|finetune|stage|pref_|"
+                            r"dpo_|refer|train_mode|is_)")
+
+
+def mindspeed(script, config):
+    del config
+    out, flags = Settings("MindSpeed-LLM", script.file), script.flags()
+    said = {name: (" ".join(values), line) for name, values, line in flags}
+    stage = said.get("stage", ("", 0))[0]
+    if stage not in ("", "sft", "dpo"):
+        raise Fault(f"{script.file}: MindSpeed-LLM's, {stage}: of its stages sft and dpo are read")
+    own = mindspeed_model(out, said, script)
+    for name, values, line in flags:
+        text, theirs, place = " ".join(values), theirs_of(name, values), script.place(line)
+        if name in own or name.startswith("lora_"):
+            continue
+        if name == "tokenizer_name_or_path" and text:
+            out.give("tokenizer-model", text, theirs, place)
+        elif MINDSPEED_DATA.match(name) and name not in ("data_path", "data_parallel_sharding_strategy"):
+            out.ignore(theirs, "of its data: `troupe data build` has what it means")
+        elif MINDSPEED_SPEED.match(name):
+            out.ignore(theirs, "speed, memory, logs or where files are")
+        else:
+            give(out, name, plain(text) if values else True, theirs, place)
+    if "lora_r" in said:
+        mindspeed_adapters(out, said)
+    if "--is-instruction-dataset" in theirs_of("", []) or "is_instruction_dataset" in said or stage:
+        out.flags.pop("data-path", None)
+        out.hole("data.train", "questions whose answers alone are learned: `troupe data build FILE --format chat -o DATA` makes token files of them")
+    if stage == "dpo":
+        preference(out_of(out), said.get("dpo_loss_type", ("sigmoid", 0))[0], said.get("dpo_beta", (0.1, 0))[0],
+                   said.get("dpo_label_smoothing", (0, 0))[0])
+    batch(out)
+    return out
+
+
+def mindspeed_model(out, said, script):
+    """Its own flags of a model; the names that were read."""
+    own = {"spec", "norm_topk_prob", "rope_scaling_type", "rope_scaling_factor", "rope_scaling_mscale", "rope_scaling_mscale_all_dim",
+           "rope_scaling_beta_fast", "rope_scaling_beta_slow", "rope_scaling_original_max_position_embeddings", "first_k_dense_replace",
+           "n_shared_experts", "moe_layer_freq", "fix_router", "moe_intermediate_size", "n_group", "topk_group", "routed_scaling_factor",
+           "seq_aux", "moe_router_norm_topk"}
+    place = lambda name: script.place(said[name][1])  # noqa: E731
+    if "rope_scaling_type" in said:
+        if said["rope_scaling_type"][0] != "yarn":
+            out.refuse(theirs_of("rope_scaling_type", [said["rope_scaling_type"][0]]), place("rope_scaling_type"), "of these only yarn is read")
+        for theirs, flag in (("type", "rope-type"), ("factor", "rotary-scaling-factor"), ("mscale", "mscale"), ("mscale_all_dim", "mscale-all-dim"),
+                             ("beta_fast", "beta-fast"), ("beta_slow", "beta-slow"),
+                             ("original_max_position_embeddings", "original-max-position-embeddings")):
+            if (name := f"rope_scaling_{theirs}") in said:
+                out.give(flag, said[name][0], theirs_of(name, [said[name][0]]), place(name))
+    elif "multi_latent_attention" in said:
+        out.default("rope-type", "rope")
+    first, layers = number(said.get("first_k_dense_replace", (0, 0))[0], 0), number(said.get("num_layers", (0, 0))[0], 0)
+    if first > 0 and layers:
+        out.give("moe-layer-freq", f"([0]*{int(first)}+[1]*{int(layers - first)})", f"--first-k-dense-replace {int(first)}",
+                 place("first_k_dense_replace"))
+    elif number(said.get("moe_layer_freq", (1, 0))[0], 0) > 1 or "[" in said.get("moe_layer_freq", ("", 0))[0]:
+        out.give("moe-layer-freq", said["moe_layer_freq"][0], theirs_of("moe_layer_freq", [said["moe_layer_freq"][0]]), place("moe_layer_freq"))
+    shared = number(said.get("n_shared_experts", (0, 0))[0], 0)
+    width = number((said.get("moe_ffn_hidden_size") or said.get("moe_intermediate_size") or (0, 0))[0], 0)
+    if shared:
+        out.give("moe-shared-expert-intermediate-size", int(shared * width), f"--n-shared-experts {int(shared)}", place("n_shared_experts"))
+    for name, flag in (("moe_intermediate_size", "moe-ffn-hidden-size"), ("n_group", "moe-router-num-groups"),
+                       ("topk_group", "moe-router-group-topk"), ("routed_scaling_factor", "moe-router-topk-scaling-factor")):
+        if name in said:
+            out.give(flag, said[name][0], theirs_of(name, [said[name][0]]), place(name))
+    if "num_experts" in said and said.get("moe_router_score_function", ("softmax", 0))[0] == "softmax" and "norm_topk_prob" not in said:
+        out.give("moe-router-pre-softmax", True, "--norm-topk-prob is not given")
+    elif "norm_topk_prob" in said:
+        out.ignore("--norm-topk-prob", "as the softmax of the chosen alone is")
+    if "spec" in said:
+        spec = said["spec"][0]
+        known = re.search(r"qwen|deepseek|glm|kimi|mixtral|llama|ling|hunyuan|phi", spec)
+        if known and not re.search(r"next|linear|dsa|csa", spec):
+            out.note(f"--spec {spec}: a layer by its own Python, which is not run; the flags beside it say the same layer")
+        else:
+            out.refuse(f"--spec {spec}", place("spec"), "a layer of its own Python, which is not run")
+    return own
+
+
+def mindspeed_adapters(out, said):
+    rank, alpha = number(said["lora_r"][0]), number(said.get("lora_alpha", (16, 0))[0])
+    out.set("model.lora.rank", int(rank), f"--lora-r {rank:g}")
+    out.set("model.lora.alpha", alpha, f"--lora-alpha {alpha:g}")
+    names = said.get("lora_target_modules", ("linear_qkv linear_proj", 0))[0]
+    targets = ["attention"] if re.search("qkv|proj|q_|kv_", names) else []
+    if "fc" in names:
+        targets.append("experts" if "num_experts" in said else "ffn")
+    out.set("model.lora.targets", targets, f"--lora-target-modules {names}")
+
+
+def kind_of(script):
+    names = {name for name, _, _ in script.flags()}
+    if script.program.startswith(("megatron ", "swift ")):
+        return "ms-swift"
+    if "verl" in script.program:
+        return "verl"
+    own = {"rollout_batch_size", "num_rollout", "hf_checkpoint", "actor_num_nodes", "rollout_function_path"}
+    text = script.file.read_text()
+    if own & names or "slime" in text or "MODEL_ARGS=(" in text:
+        return "slime"
+    if "mindspeed" in text.lower() or "NPUS_PER_NODE" in text or {"tokenizer_name_or_path", "handler_name"} & names:
+        return "MindSpeed-LLM"
+    return None
+
+
+READERS = {"ms-swift": swift, "slime": slime, "verl": verl, "MindSpeed-LLM": mindspeed}
+
+
+def read(file, troupe, variables, config):
+    script = Script(file, troupe, variables)
+    kind = kind_of(script)
+    if kind is None:
+        raise Fault(f"{file}: is a script of none of {', '.join(READERS)}: `troupe convert recipe` reads Megatron-LM's")
+    if not script.words:
+        raise Fault(f"{file}: {kind}'s, and it passes no flags to a program that trains")
+    out = READERS[kind](script, config)
+    for note in script.notes:
+        out.note(shown(note))
+    return out
