@@ -21,6 +21,8 @@
 #include "apps/join_check.h"
 #include "apps/local_ranks.h"
 #include "apps/print.h"
+#include "apps/spare.h"
+#include "apps/spares.h"
 #include "apps/torch_lines.h"
 #include "apps/train_options.h"
 #include "apps/verbs.h"
@@ -52,6 +54,7 @@ constexpr const char* kStopped = "asked to stop before the run had begun";
 
 struct LaunchOptions {
   int ranks = 0, min_ranks = 0, max_restarts = 0, port = 0;  // min_ranks 0: as `ranks`
+  int spares = 0;
   bool quiet = false, json = false;
   JoinCheck check;
   std::vector<std::string> command;
@@ -183,9 +186,10 @@ bool hangs_at_the_end(const RankStatus& status, bool stopped, std::chrono::nanos
 // it and 2 more after SIGTERM; one that has noticed has a minute to report it, however busy the
 // machine is. Those that are stopped take no SIGTERM and are killed as soon as nobody else is left.
 // Once one has ended well, those that do not end within `silence` are killed. Signals to this
-// process are passed on.
+// process are passed on. `tend` is called as long as none has ended, whenever something may have
+// changed, and soon again where it returns true.
 AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses,
-                 std::chrono::nanoseconds silence) {
+                 std::chrono::nanoseconds silence, const std::function<bool()>& tend) {
   AttemptEnd out{.ranks = {}, .begin = steady_clock::now()};
   std::optional<SteadyTime> next, last;
   bool terminated = false;
@@ -193,6 +197,7 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses,
     const SteadyTime soon = steady_clock::now() + 200ms;
     std::optional<SteadyTime> until;
     if (!out.ranks.empty()) until = next ? std::min(*next, soon) : soon;
+    if (out.ranks.empty() && tend()) until = soon;
     const int signal = waiter.wait(until);
     for (RankEnd& end : ranks.reap()) {
       Pulse& pulse = pulses.of(end.rank);
@@ -236,11 +241,12 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses,
 // What --json prints: how each attempt ended, the last one at the end.
 struct LaunchReport {
   struct Attempt {
-    int64_t ranks = 0, code = 0;
+    int64_t ranks = 0, spares = 0, code = 0;  // spares: ranks that had been waiting
     double seconds = 0;
     std::string end = "";  // "done", "stopped", or which rank ended how
     static void visit(auto& a, auto&& f) {
       f("ranks", a.ranks);
+      f("spares", a.spares);
       f("code", a.code);
       f("seconds", a.seconds);
       f("end", a.end);
@@ -270,7 +276,8 @@ class Launcher {
         fits_(std::move(fits)),
         devices_(static_cast<size_t>(options.ranks)),
         store_(options.port),
-        log_(log_of(options)) {
+        log_(log_of(options)),
+        spares_(words_, options.spares, log_) {
     std::iota(devices_.begin(), devices_.end(), 0);
     pulses_.emplace(options.ranks);
   }
@@ -279,13 +286,18 @@ class Launcher {
     int64_t since = -1;             // the newest step when the attempts last got on
     std::vector<std::string> ends;  // of the attempts since
     for (int attempt = 0;; ++attempt) {
+      const auto before = exit_file();
+      pulses_->clear();  // before any rank is there
+      const std::vector<pid_t> waited = spares_.take(attempt);
+      const int64_t spares = std::ranges::count_if(waited, [](pid_t pid) { return pid > 0; });
       log_.info("attempt " + std::to_string(attempt + 1) + " of " +
                 std::to_string(options_.max_restarts + 1) + ": " + std::to_string(ranks()) +
-                " ranks, with their store at port " + std::to_string(store_.port()));
-      const auto before = exit_file();
-      const AttemptEnd end = once(attempt);
+                " ranks" + (spares > 0 ? " (spares: " + std::to_string(spares) + ")" : "") +
+                ", with their store at port " + std::to_string(store_.port()));
+      const AttemptEnd end = once(attempt, waited);
       const int code = end.code();
       attempts_.push_back({.ranks = ranks(),
+                           .spares = spares,
                            .code = code,
                            .seconds = seconds_between(end.begin, steady_clock::now()),
                            .end = code != 0           ? end.description()
@@ -339,15 +351,31 @@ class Launcher {
     devices_.erase(devices_.begin() + rank);
     devices_.resize(static_cast<size_t>(fewer));
     pulses_.emplace(fewer);
+    spares_.end();  // they have the environment of other ranks
     return true;
   }
 
-  AttemptEnd once(int attempt) {
+  AttemptEnd once(int attempt, const std::vector<pid_t>& waited) {
     std::vector<Variables> environments;
     for (int rank = 0; rank < ranks(); ++rank) environments.push_back(variables(rank, attempt));
-    pulses_->clear();
-    LocalRanks started(words_, environments);
-    return watch(started, waiter_, *pulses_, silence_);
+    LocalRanks started(words_, environments, waited);
+    std::optional<int64_t> begun;  // with so many steps done
+    return watch(started, waiter_, *pulses_, silence_, [&] {
+      spares_.reap();
+      if (!spares_.missing()) return false;
+      if (!has_done_a_step(begun)) return true;
+      spares_.fill(environments);
+      return false;
+    });
+  }
+
+  // Spares are started beside a run that goes on: before its first step they would take processors
+  // from ranks that start, and GPU memory from those that look how much of it is free.
+  bool has_done_a_step(std::optional<int64_t>& begun) {
+    const RankStatus first = pulses_->of(0).now();
+    if (first.phase < Phase::kBatch) return false;
+    if (!begun) begun = first.done;
+    return first.done > *begun;
   }
 
   Variables variables(int rank, int attempt) const {
@@ -362,7 +390,7 @@ class Launcher {
                      {"MASTER_PORT", std::to_string(store_.port())},
                      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                      {"TROUPE_TOKEN", token_},
-                     {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt)}};
+                     {kAttemptVariable, std::to_string(attempt)}};
     const int64_t threads = std::max<int64_t>(host_cores() / ranks(), 1);
     // NVLink multicast is off: where a machine does not grant it, groups fail at their start.
     const Variables unless_set = {{"OMP_NUM_THREADS", std::to_string(threads)},
@@ -381,6 +409,7 @@ class Launcher {
     const int restarts = options_.max_restarts;
     if (restarts > 0) out += " --max-restarts " + std::to_string(restarts);
     if (options_.min_ranks > 0) out += " --min-ranks " + std::to_string(options_.min_ranks);
+    if (options_.spares > 0) out += " --spares " + std::to_string(options_.spares);
     return out + options_.check.words() + " --";
   }
 
@@ -466,6 +495,7 @@ class Launcher {
   StoreServer store_;
   const std::string token_ = new_run_id() + new_run_id();
   const Log log_;
+  Spares spares_;
 };
 
 // What the ranks would say, said once: a command line or a recipe that cannot be.
@@ -506,12 +536,28 @@ void launch_program(const LaunchOptions& options, std::vector<std::string> words
 int run_ranks(const LaunchOptions& options, const std::vector<std::string>& words,
               const Recipe& recipe, const std::function<bool(int)>& fits) {
   // PyTorch's store tries again for minutes where it is refused one.
-  require_open_files(kStoreFiles + kRankFiles * options.ranks);
+  require_open_files(kStoreFiles + kRankFiles * options.ranks + options.spares);
   const TorchLines lines(log_of(options));
   Launcher launcher(options, words, recipe, fits);
   const int code = launcher.go();
   if (options.json) print_json(launcher.report());
   return code;
+}
+
+// Spares wait for the place of one rank each, after a restart.
+void require_use_of_spares(const LaunchOptions& options, bool trains) {
+  if (options.spares == 0) return;
+  if (!trains || options.ranks == 0) {
+    fail(Code::kBadValue, "--spares", "is for ranks of train: give -n and train after \"--\"");
+  }
+  if (options.max_restarts == 0) {
+    fail(Code::kBadValue, "--spares", options.spares,
+         "would never be used, because --max-restarts is 0. Give it too, such as --max-restarts 3");
+  }
+  if (options.spares > options.ranks) {
+    fail(Code::kBadValue, "--spares", options.spares, "is larger than the", options.ranks,
+         "of --ranks: each waits for the place of one rank");
+  }
 }
 
 void launch(const LaunchOptions& options, Call& call) {
@@ -522,6 +568,7 @@ void launch(const LaunchOptions& options, Call& call) {
   }
   const auto dashes = std::ranges::find(call.words, "--");
   const std::vector<std::string> words(std::min(dashes + 1, call.words.end()), call.words.end());
+  require_use_of_spares(options, !words.empty() && words[0] == "train");
   if (options.ranks == 0) launch_program(options, words);
   const auto check = [&options](const std::string& folder, bool gpus) {
     if (options.check.wanted) options.check.require_fit(folder, gpus, log_of(options));
@@ -557,6 +604,10 @@ void add_launch(CLI::App& app, Call& call) {
                    "after three equal failures continue without the failed rank, down to this "
                    "many ranks; default: -n")
       ->check(CLI::Range(1, 1024));
+  verb->add_option("--spares", options->spares,
+                   "so many processes wait, loaded and with their device open, for the places of "
+                   "the first ranks after a restart; as many as ranks for the shortest restart")
+      ->check(CLI::Range(0, 1024));
   verb->add_option("--port", options->port, "port of the rendezvous; default: any free port")
       ->check(CLI::Range(1, 65535));
   verb->add_flag("--quiet", options->quiet, "log failures only");

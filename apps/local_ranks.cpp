@@ -43,8 +43,9 @@ std::vector<std::string> environment_with(const Variables& more) {
 }
 
 // Only what may be called between fork and exec in a process with threads: no memory is taken.
-[[noreturn]] void become(char* const* words, char* const* environment, pid_t parent) {
+[[noreturn]] void become(char* const* words, char* const* environment, pid_t parent, int kept) {
   ::setpgid(0, 0);
+  if (kept >= 0) ::fcntl(kept, F_SETFD, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);  // it was gone before the line above
   sigset_t none;
@@ -54,12 +55,14 @@ std::vector<std::string> environment_with(const Variables& more) {
   ::_exit(127);
 }
 
-pid_t start(std::vector<std::string> words, const Variables& variables) {
+}  // namespace
+
+pid_t start_process(std::vector<std::string> words, const Variables& variables, int kept) {
   words.insert(words.begin(), "troupe");
   std::vector<std::string> environment = environment_with(variables);
   const std::vector<char*> argv = pointers(words), envp = pointers(environment);
   const pid_t parent = ::getpid(), pid = ::fork();
-  if (pid == 0) become(argv.data(), envp.data(), parent);
+  if (pid == 0) become(argv.data(), envp.data(), parent, kept);
   if (pid < 0) {
     const int error = errno;
     fail(Code::kFileFailed, "fork",
@@ -75,8 +78,6 @@ bool is_stopped(pid_t pid) {
   const char state = state_of(pid);
   return state == 'T' || state == 't';
 }
-
-}  // namespace
 
 Waiter::Waiter() {
   for (const int s : {SIGHUP, SIGPIPE}) ::signal(s, SIG_IGN);
@@ -123,10 +124,17 @@ void require_open_files(int count) {
 }
 
 LocalRanks::LocalRanks(const std::vector<std::string>& words,
-                       const std::vector<Variables>& environments) {
+                       const std::vector<Variables>& environments,
+                       const std::vector<pid_t>& started) {
+  for (const pid_t pid : started) {
+    children_.push_back({.pid = pid});
+    running_ += pid > 0 ? 1 : 0;
+  }
+  children_.resize(environments.size());
   try {
-    for (const Variables& variables : environments) {
-      children_.push_back({.pid = start(words, variables)});
+    for (size_t rank = 0; rank < environments.size(); ++rank) {
+      if (children_[rank].pid > 0) continue;
+      children_[rank].pid = start_process(words, environments[rank]);
       ++running_;
     }
   } catch (const Error&) {

@@ -55,13 +55,19 @@ void require_open_files(int count);
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
+// This very program, its arguments `words`, with `variables` added to this process's environment; it
+// has the open descriptor `kept` too, which is closed in others. The thread that does this must
+// outlive it: the system kills it when that ends. It is a process group, so that a Ctrl-C in the
+// terminal reaches the launcher alone. E7002 where the system starts no more.
+pid_t start_process(std::vector<std::string> words, const Variables& variables, int kept = -1);
+bool is_stopped(pid_t pid);  // by SIGSTOP
+
 class LocalRanks {
  public:
-  // This very program, its arguments `words`, once for each of `environments`, which are added to
-  // this process's own. The thread that does this must outlive the ranks: the system kills them
-  // when it ends. Each is a process group, so that a Ctrl-C in the terminal reaches the launcher
-  // alone. E7002 where the system starts no more.
-  LocalRanks(const std::vector<std::string>& words, const std::vector<Variables>& environments);
+  // A process (start_process) for each of `environments`; of ranks that are `started` already, whose
+  // process id is there, not.
+  LocalRanks(const std::vector<std::string>& words, const std::vector<Variables>& environments,
+             const std::vector<pid_t>& started = {});
   LocalRanks(const LocalRanks&) = delete;
   LocalRanks& operator=(const LocalRanks&) = delete;
   ~LocalRanks();  // kills what still runs

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <thread>
 
+#include "apps/spare.h"
 #include "apps/train_options.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/folder/run_folder.h"
@@ -410,6 +411,7 @@ class Run {
 
 void train(const TrainOptions& options, Call& call) {
   keep_freed_memory();
+  wait_if_spare(options);
   Signals signals;  // before any thread
   Run run(options, call, signals);
   try {

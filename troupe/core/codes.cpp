@@ -181,7 +181,8 @@ std::string_view explain(Code code) {
              "the memory goes.";
     case Code::kSlowMachine:
       return "`troupe bench machine --expect` measured rates under four fifths of those in the "
-             "file, or `troupe launch --check-machine` something out of its bound. "
+             "file, `troupe launch --check-machine` something out of its bound, or a spare of "
+             "`troupe launch --spares` an operator whose result is wrong. "
              "A device that is hot, shared, capped in power or has another driver than the others "
              "is "
              "the usual cause; of links, a cable, or a group that does not take NVLink or RDMA. "

@@ -41,6 +41,14 @@ std::string stat_of(int process) {
   return end == std::string::npos ? std::string() : line.substr(end + 2);
 }
 
+// The field of proc(5) with the number `count` + 2: the first is the state. Empty: no such process.
+std::string field_of(int process, int count) {
+  std::istringstream in(stat_of(process));
+  std::string word;
+  for (int i = 0; i < count; ++i) in >> word;
+  return in ? word : std::string();
+}
+
 }  // namespace
 
 char state_of(int process) {
@@ -49,11 +57,22 @@ char state_of(int process) {
 }
 
 std::string begin_of(int process) {
-  constexpr int kStartTime = 20;  // field 22 of proc(5), counted from the state
-  std::istringstream in(stat_of(process));
-  std::string word;
-  for (int i = 0; i < kStartTime; ++i) in >> word;
-  return in ? word : std::string();
+  constexpr int kStartTime = 20;
+  return field_of(process, kStartTime);
+}
+
+int spares_beside(int process) {
+  constexpr int kParent = 2;
+  const std::string parent = field_of(process, kParent);
+  if (parent.empty()) return 0;
+  std::ifstream children("/proc/" + parent + "/task/" + parent + "/children");
+  int out = 0;
+  for (std::string child; children >> child;) {
+    std::string name;
+    std::getline(std::ifstream("/proc/" + child + "/comm"), name);
+    out += name == kSpareName ? 1 : 0;
+  }
+  return out;
 }
 
 bool has_ended(int process) {

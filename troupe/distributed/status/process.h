@@ -21,4 +21,10 @@ bool has_ended(int process, char state);  // with what state_of() gave
 // Empty: no such process.
 std::string begin_of(int process);
 
+// What /proc calls a process that waits for a rank's place (troupe launch --spares).
+constexpr const char* kSpareName = "troupe spare";
+// How many of those have the same parent as that process, which is a rank. 0 where the system does
+// not tell.
+int spares_beside(int process);
+
 }  // namespace troupe

@@ -1,9 +1,7 @@
 #include "troupe/train/loop/trainer.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/isfinite.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -21,123 +19,11 @@
 #include "troupe/testing/temporary_folder.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/layout/resolved_run.h"
+#include "troupe/train/loop/trainer_runs_test.h"
 #include "troupe/train/params/master_of_test.h"
 
 namespace troupe {
 namespace {
-
-// The nano model of the reliability tests, on bytes.
-constexpr std::string_view kNano =
-    "model: {layers: 2, width: 32, heads: 4, vocab: 256, max_positions: 64,\n"
-    "        moe: {experts: 4, top_k: 2, hidden: 64, router: {balance: {aux_loss: 0.01}}}}\n"
-    "data: {train: [{kind: mock}], valid: [{kind: mock, documents: 4}], sequence: 32}\n"
-    "train: {global_batch: 8, steps: 12, precision: fp32, optimizer: {lr: 3e-3},\n"
-    "        schedule: {warmup: 2}}\n"
-    "checkpoint: {every_steps: 4}\n"
-    "run: {device: cpu, threads: 1}\n";
-
-struct Result {
-  RunEnd end;
-  std::vector<std::string> losses;  // as the log tells them
-  at::Tensor weights;               // all masters, moments and routers' state, end to end
-  TrainState state;
-};
-
-at::Tensor all_of(const ParamStore& store) {
-  std::vector<at::Tensor> out;
-  for (const Bucket& b : store.buckets()) {
-    out.push_back(master_of(b).flatten());
-    for (const at::Tensor& moment : b.state) out.push_back(moment.flatten().to(at::kFloat));
-    for (const at::Tensor& scale : b.scales) out.push_back(scale.flatten());
-  }
-  for (const ParamStore::Slot& slot : store.slots()) {
-    for (const at::Tensor& x : slot.state) out.push_back(x.flatten());
-  }
-  for (const NamedParam& other : store.others()) out.push_back(other.param->value.flatten());
-  return at::cat(out).detach();
-}
-
-size_t count_of(const std::string& text, const std::string& what) {
-  size_t out = 0;
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++out;
-  return out;
-}
-
-double loss_of(const std::string& line) {
-  return std::stod(line.substr(line.rfind(':') + 1));
-}
-
-class Runs {
- public:
-  Result run(const std::string& name, const std::vector<std::string>& sets = {},
-             const std::string& faults = "") {
-    Result out;
-    out.end = run(name, sets, faults, [&](Trainer& trainer) {
-      out.weights = all_of(trainer.learner().store());
-      out.state = trainer.state();
-    });
-    out.losses = losses(name);
-    return out;
-  }
-
-  std::map<std::string, at::Tensor> weights_of(const std::string& name,
-                                               const std::vector<std::string>& sets) {
-    std::map<std::string, at::Tensor> out;
-    run(name, sets, "", [&](Trainer& trainer) {
-      trainer.learner().model().for_each_param(
-          -1, [&](const std::string& param, Param& p) { out[param] = p.value.detach().clone(); });
-    });
-    return out;
-  }
-
-  RunEnd run(const std::string& name, std::vector<std::string> sets, const std::string& faults,
-             const std::function<void(Trainer&)>& look) {
-    Recipe recipe;
-    read_config(parse_yaml(std::string(kNano), "nano"), recipe);
-    sets.push_back("checkpoint.dir=" + (folder_ / name));
-    for (const std::string& set : sets) read_config(override_yaml(set), recipe);
-    validate(recipe, {});
-    Fs fs;
-    Signals signals;
-    const Faults points(faults);
-    Trainer trainer(resolve_alone(recipe, available_memory(recipe)),
-                    {.log = Log(),
-                     .fs = fs,
-                     .faults = points,
-                     .signals = signals,
-                     .force = false,
-                     .continue_with = "troupe train nano"});
-    const RunEnd end = trainer.run();
-    look(trainer);
-    return end;
-  }
-
-  std::vector<std::string> losses(const std::string& name) const {
-    std::vector<std::string> out;
-    std::istringstream lines(read_file(folder_ / name + "/log.jsonl"));
-    for (std::string line; std::getline(lines, line);) {
-      const size_t at = line.find("\"loss\":");
-      if (line.find("\"event\"") == std::string::npos && at != std::string::npos) {
-        out.push_back(line.substr(0, line.find(',')) + line.substr(at, line.find(',', at) - at));
-      }
-    }
-    return out;
-  }
-  // The values of `key`, one per step.
-  std::vector<double> field(const std::string& name, const std::string& key) const {
-    std::vector<double> out;
-    std::istringstream lines(read_file(folder_ / name + "/log.jsonl"));
-    for (std::string line; std::getline(lines, line);) {
-      const size_t at = line.find('"' + key + "\":");
-      if (at != std::string::npos) out.push_back(std::stod(line.substr(at + key.size() + 3)));
-    }
-    return out;
-  }
-  std::string path(const std::string& name) const { return folder_ / name; }
-
- private:
-  testing::TemporaryFolder folder_;
-};
 
 TEST(Trainer, F119_TwoRunsAreBitwiseEqual) {
   Runs runs;
@@ -792,104 +678,6 @@ TEST(Trainer, F102_AStopSavesAndTheSameCallGoesOn) {
   const Result rest = runs.run("part", {"train.steps=40"});
   EXPECT_EQ(rest.losses, whole.losses);
   EXPECT_TRUE(at::equal(rest.weights, whole.weights));
-}
-
-// All that a store has of each parameter, by its name: buckets of the two stores differ.
-std::map<std::string, at::Tensor> all_by_name(const ParamStore& store) {
-  std::map<std::string, at::Tensor> out;
-  for (int64_t s = 0; s < std::ssize(store.slots()); ++s) {
-    const ParamSlot& slot = store.slots()[static_cast<size_t>(s)];
-    const Bucket& b = store.buckets()[static_cast<size_t>(slot.bucket)];
-    std::vector<at::Tensor> parts = {store.part(s, master_of(b))};
-    for (const at::Tensor& x : b.state) parts.push_back(store.part(s, x).to(at::kFloat));
-    for (const at::Tensor& x : b.scales) parts.push_back(store.part_of_blocks(s, x));
-    for (const at::Tensor& x : slot.state) parts.push_back(x.flatten());
-    out[slot.named.name] = at::cat(parts).detach();
-  }
-  return out;
-}
-
-struct NamedResult {
-  std::vector<std::string> losses;
-  std::map<std::string, at::Tensor> all;
-  TrainState state;
-};
-
-NamedResult named_run(Runs& runs, const std::string& name, std::vector<std::string> sets,
-                      const std::vector<std::string>& more, const std::string& faults = "") {
-  NamedResult out;
-  sets.insert(sets.end(), more.begin(), more.end());
-  runs.run(name, sets, faults, [&](Trainer& trainer) {
-    out.all = all_by_name(trainer.learner().store());
-    out.state = trainer.state();
-  });
-  out.losses = runs.losses(name);
-  return out;
-}
-
-void expect_same_run(const NamedResult& a, const NamedResult& b) {
-  EXPECT_FALSE(a.losses.empty());
-  EXPECT_EQ(a.losses, b.losses);
-  EXPECT_EQ(a.state.last_norm, b.state.last_norm);
-  ASSERT_EQ(a.all.size(), b.all.size());
-  for (const auto& [name, x] : a.all) EXPECT_TRUE(at::equal(x, b.all.at(name))) << name;
-}
-
-// Row 115: without clipping, and with that of the step before, whatever the optimizer keeps.
-TEST(Trainer, UpdatesInBackwardChangeNoBit) {
-  Runs runs;
-  const std::vector<std::vector<std::string>> forms = {
-      {"train.micro_batch=8", "train.clip=0"},
-      {"train.micro_batch=8", "train.clip=0.5", "train.clip_by=last_step"},
-      {"train.micro_batch=2", "train.clip=0"},
-      {"train.micro_batch=8", "train.clip=0", "train.precision=bf16", "train.offload_state=true",
-       "train.optimizer.moments=int8", "train.recompute='1'"},
-      {"train.micro_batch=8", "train.clip=0", "model.tie_embeddings=true", "model.mtp.depth=1"},
-      {"train.micro_batch=8", "train.clip=0", "train.precision=bf16", "train.optimizer.kind=muon",
-       "train.offload_state=true"},
-      {"train.micro_batch=8", "train.clip=0", "train.optimizer.kind=soap"}};
-  for (size_t i = 0; i < forms.size(); ++i) {
-    SCOPED_TRACE(i);
-    const std::string name = std::to_string(i);
-    expect_same_run(named_run(runs, "after" + name, forms[i], {}),
-                    named_run(runs, "in" + name, forms[i], {"train.update=in_backward"}));
-  }
-}
-
-TEST(Trainer, ClippingByTheLastStepIsThatOfTheStepBefore) {
-  Runs runs;
-  const std::vector<std::string> steps = {"train.steps=3"};
-  // One step has no norm before it: it is not clipped, and the second is.
-  const NamedResult none = named_run(runs, "none", {"train.clip=0"}, steps);
-  const NamedResult last =
-      named_run(runs, "last", {"train.clip=1e-3", "train.clip_by=last_step"}, steps);
-  EXPECT_EQ(none.losses[0], last.losses[0]);
-  EXPECT_EQ(none.losses[1], last.losses[1]);
-  EXPECT_NE(none.losses[2], last.losses[2]);
-  EXPECT_GT(last.state.last_norm, 0);
-  // A resumed run knows the norm of the step before its first.
-  const std::vector<std::string> sets = {"train.clip=0.1", "train.clip_by=last_step",
-                                         "train.update=in_backward", "train.micro_batch=8",
-                                         "checkpoint.at=[6]"};
-  const NamedResult whole = named_run(runs, "whole", sets, {});
-  EXPECT_THROW(named_run(runs, "parts", sets, {}, "batch:6=throw"), std::exception);
-  expect_same_run(whole, named_run(runs, "parts", sets, {}));
-}
-
-TEST(Trainer, F111_ANanInBackwardStopsTheUpdatesOfItsStep) {
-  Runs runs;
-  const std::vector<std::string> sets = {"train.clip=0", "train.update=in_backward",
-                                         "train.micro_batch=8"};
-  const NamedResult bad = named_run(runs, "bad", sets, {}, "backward.1:5=nan");
-  EXPECT_EQ(bad.state.skipped, 1);
-  EXPECT_EQ(bad.state.nonfinite, 1);
-  for (const auto& [name, x] : bad.all) {
-    EXPECT_TRUE(at::isfinite(x).all().item<bool>()) << name;
-  }
-  const std::string log = read_file(runs.path("bad") + "/log.jsonl");
-  EXPECT_NE(log.find("\"first\":\"gradient of layers.0"), std::string::npos);
-  // The head and the second layer came before the first one.
-  EXPECT_NE(log.find("\"units_updated\":2"), std::string::npos);
 }
 
 }  // namespace

@@ -61,7 +61,8 @@ std::vector<std::string> unknown_variables() {
   // The first two are for tests: TROUPE_BUILD says where the program is.
   static const std::vector<std::string_view> known = {
       "TROUPE_FAULT", "TROUPE_BUILD", "TROUPE_PEERS", "TROUPE_TOKEN", "TROUPE_PYTHON"};
-  static const std::vector<std::string_view> of_launch = {"TROUPE_LAUNCH", "TROUPE_PULSES"};
+  static const std::vector<std::string_view> of_launch = {"TROUPE_LAUNCH", "TROUPE_PULSES",
+                                                          "TROUPE_SPARE"};
   std::vector<std::string> out;
   for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;

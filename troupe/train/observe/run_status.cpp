@@ -14,6 +14,7 @@
 #include "troupe/core/text/first_line.h"
 #include "troupe/core/text/one_line.h"
 #include "troupe/core/text/shell_word.h"
+#include "troupe/distributed/status/process.h"
 #include "troupe/train/observe/run_log.h"
 #include "troupe/train/observe/step_line.h"
 
@@ -57,6 +58,7 @@ void add_record(RunFacts& facts) {
   if (record.state != RunState::kRunning) return;
   out.alive = is_alive(record.start);
   if (out.alive == false) out.state = "killed";
+  if (out.alive == true) out.spares = spares_beside(static_cast<int>(out.pid));
 }
 
 void add_log(RunFacts& facts, double now) {

@@ -21,9 +21,10 @@ struct RunStatus {
   std::string host = "";
   int64_t pid = 0;
   std::optional<bool> alive = {};  // null: only another machine could tell, or there is no process
-  int64_t step = 0;                // the last one that is done, as far as the files tell
-  double loss = NAN;               // that was logged last
-  std::string checkpoint = "";     // the newest in the folder
+  int64_t spares = 0;           // of `troupe launch --spares`, that wait; 0 for another machine's
+  int64_t step = 0;             // the last one that is done, as far as the files tell
+  double loss = NAN;            // that was logged last
+  std::string checkpoint = "";  // the newest in the folder
   int64_t checkpoints = 0;
   int64_t lost_steps = 0;    // done, and in no checkpoint: a start does them again
   double silent_s = NAN;     // since the last line of log.jsonl
@@ -38,6 +39,7 @@ struct RunStatus {
     f("host", s.host);
     f("pid", s.pid);
     f("alive", s.alive);
+    f("spares", s.spares);
     f("step", s.step);
     f("loss", s.loss);
     f("checkpoint", s.checkpoint);

@@ -201,11 +201,11 @@ struct LayoutNeeds {
   std::vector<std::string> in_bits = {};  // targets of lora.frozen that tensor ranks cut
   std::vector<LayerWidths> widths = {};
   int64_t table_rows = 0;      // of the padded vocabulary
-  double table_bytes = 0;      // values and gradients of the tables
+  double table_bytes = 0;      // values and gradients of it
   std::string optimizer = {};  // its name, for messages
   int64_t sequence = 0;        // tokens of a row; 0: not known
   bool latent = false, delta = false, teacher = false, pairs = false;  // mla, delta; teacher; dpo
-  bool in_backward = false;                                            // train.update
+  bool in_backward = false;  // train.update
   double attention_dropout = 0, gathered_lora_dropout = 0;  // the latter of adapters of all tokens
   double attention_lora_dropout = 0, experts_lora_dropout = 0;
   int64_t layers = 0, mtp = 0;       // blocks and MTP modules of the model

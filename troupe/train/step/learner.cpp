@@ -1,6 +1,5 @@
 #include "troupe/train/step/learner.h"
 
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -8,11 +7,9 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <map>
 #include <utility>
@@ -23,10 +20,10 @@
 #include "troupe/ops/moe_ffn/fp8_history.h"
 #include "troupe/ops/support/cuda_plugin.h"
 #include "troupe/ops/support/shared_gpu.h"
-#include "troupe/ops/support/trial_kernels.h"
 #include "troupe/train/forecast/step_work.h"
 #include "troupe/train/layout/expert_dispatch.h"
 #include "troupe/train/step/nonfinite_search.h"
+#include "troupe/train/step/take_device.h"
 
 namespace troupe {
 namespace {
@@ -38,20 +35,6 @@ std::function<void(const Part& back, const Part& ahead)> both_of(
     const std::shared_ptr<Turns>& turns) {
   if (!turns) return {};
   return [turns](const Part& back, const Part& ahead) { turns->both(back, ahead); };
-}
-
-// Two runs are equal bit for bit (rule G4). On a GPU that asks it of PyTorch's own operators too:
-// of cuBLAS, and of flash attention's backward. Its habit of filling fresh memory meanwhile is no
-// part of that, and would cost a pass over each tensor. Attention is ours
-// (ops/attention/attention_cudnn). What it does not take is PyTorch's: flash attention's repeatable
-// backward, which PyTorch takes where an operator without one is an error and not where that is a
-// warning, and never cuDNN's, which through PyTorch has none. With run.deterministic=false it may
-// warn: all attention is PyTorch's fastest then.
-void make_deterministic(bool attention) {
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/!attention);
-  at::globalContext().setDeterministicFillUninitializedMemory(false);
-  if (attention) at::globalContext().setSDPUseCuDNN(false);
 }
 
 // Whether a parameter's values are in memory all the time, whole.
@@ -123,11 +106,8 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
   require_bits(recipe_);
   if (recipe_.train.fp8) use_fp8(*recipe_.train.fp8, *model_);
   if (!device_.is_cpu()) {
-    // What names no device, such as an allocation, is of this rank's too.
-    c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
-    make_deterministic(recipe_.run.deterministic);
+    take_device(device_, recipe_.run);
     set_shares_gpu(!setup_->state.alone());
-    set_trial_kernels(recipe_.run.trial_kernels);
   }
   work_ = step_work(recipe_, recipe_.parallel);
   const std::map<std::string, int> first = first_readers(*model_);
