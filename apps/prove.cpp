@@ -75,12 +75,12 @@ int main(int argc, char** argv) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   const auto n = [](int64_t x) { return static_cast<long long>(x); };
   say("%lld layouts of 1 to %d ranks, %lld lists, %lld events: %lld with a fault\n",
-              n(count.layouts), kMostRanks, n(count.lists), n(count.events), n(count.faulty));
+      n(count.layouts), kMostRanks, n(count.lists), n(count.events), n(count.faulty));
   for (const auto& [room, layouts] : count.by_room) {
     say("%lld end with room for %d messages a channel%s\n", n(layouts), room,
-                room == 0 ? ": each send waits for its receive" : "");
+        room == 0 ? ": each send waits for its receive" : "");
   }
   say("every order of %lld small ones: %lld states; %.1f s in all\n", n(count.explored),
-              n(count.states), seconds.count());
+      n(count.states), seconds.count());
   return count.faulty == 0 ? 0 : 1;
 }

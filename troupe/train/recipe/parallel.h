@@ -200,16 +200,15 @@ struct LayoutNeeds {
   bool whole_experts = false;        // with LoRA they cannot be cut by their width
   std::vector<std::string> in_bits = {};  // targets of lora.frozen that tensor ranks cut
   std::vector<LayerWidths> widths = {};
-  int64_t table_rows = 0;      // of the padded vocabulary
-  double table_bytes = 0;      // values and gradients of it
-  std::string optimizer = {};  // its name, for messages
-  int64_t sequence = 0;        // tokens of a row; 0: not known
-  bool latent = false, delta = false, teacher = false, pairs = false;  // mla, delta; teacher; dpo
-  bool in_backward = false;  // train.update
+  int64_t table_rows = 0, sequence = 0;  // of the padded vocabulary; tokens of a row, 0: not known
+  double table_bytes = 0;                // values and gradients of the tables
+  std::string optimizer = {};            // its name, for messages
+  // mla, delta, train.teacher, dpo, train.update.
+  bool latent = false, delta = false, teacher = false, pairs = false, in_backward = false;
   double attention_dropout = 0, gathered_lora_dropout = 0;  // the latter of adapters of all tokens
   double attention_lora_dropout = 0, experts_lora_dropout = 0;
   int64_t layers = 0, mtp = 0;       // blocks and MTP modules of the model
-  std::vector<UnitLoad> loads = {};  // of its units, for the choice of stages
+  std::vector<UnitLoad> loads = {};  // of its units
 };
 
 // `config` with one rank on tensor, context, pipeline and expert_tensor where it leaves them open.
