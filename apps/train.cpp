@@ -216,7 +216,9 @@ class Run {
     require_equal(*world_, "version", version() + ' ' + commit());
     require_equal_lines(*world_, "recipe", recipe.str());
     const ResolvedRun run = resolve(recipe_, *world_);
-    prove_layout(run, run.parallel, run.plan.batch, run.plan.micro_batch, place_.size);
+    const LayoutProof proof =
+        prove_layout(run, run.parallel, run.plan.batch, run.plan.micro_batch, place_.size);
+    if (proof.proven == 0 && place_.rank == 0) log_.info("step of " + to_text(proof));
     setup_ = std::make_shared<ParallelSetup>(world_, run);
     return run;
   }

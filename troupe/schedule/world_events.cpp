@@ -44,7 +44,7 @@ class RankEvents {
         list_(list) {
     bool updated = false;
     for (const Action& a : list_) {
-      updated |= a.kind == Kind::kUpdate;
+      updated |= a.kind == Kind::kUpdate && (a.chunk < 0 || !all.work.updates_in_backward);
       if (a.kind == Kind::kGather) gathered_.insert(a.chunk);
       if (a.kind == Kind::kGather && updated) resident_.insert(a.chunk);
       if (a.microbatch >= 0) microbatches_ = std::max(microbatches_, a.microbatch + 1);
@@ -287,20 +287,26 @@ class RankEvents {
     }
   }
 
+  // Of one owner's parameters within backward (train.update in_backward), or, with chunk -1, of all
+  // that had none. Each sums over all ranks whether what it adds is finite.
   void update(int chunk) {
     finish();
+    const auto is_of_it = [&](int owner) {
+      return chunk < 0 ? !updated_.contains(owner) : owner == chunk;
+    };
     for (const int c : own_) {
-      if (chunk >= 0 && owner(c) != chunk) continue;
+      if (!is_of_it(owner(c))) continue;
       add({.kind = Event::kUse,
            .what = {Thing::kSum, c},
            .where = owner(c),
            .size = shared_buckets(owner(c)),
            .number = microbatches_});
     }
-    if (chunk < 0) meet(GroupRole::kWorld, {Thing::kUpdate}, 1);
+    meet(GroupRole::kWorld, {Thing::kUpdate, chunk}, 1);
     for (const int o : resident_) {
-      if (chunk < 0 || o == chunk) drop({Thing::kParams, o});
+      if (is_of_it(o)) drop({Thing::kParams, o});
     }
+    if (chunk >= 0) updated_.insert(chunk);
   }
 
   Expansion& all_;
@@ -311,6 +317,7 @@ class RankEvents {
   int position_ = 0, microbatches_ = 0;
   std::vector<int> own_;               // chunks
   std::set<int> gathered_, resident_;  // owners; the latter for the next step too
+  std::set<int> updated_;              // owners, within backward
   std::set<Cell> light_;
   std::map<UnitValue, Event> coming_;
   std::map<int, int> sent_, posted_;  // by link

@@ -29,12 +29,12 @@ constexpr auto names_of(Rows) {
 struct ListShape {
   PipelineOrder order = PipelineOrder::kAuto;
   int ranks = 1, stages_each = 1, microbatches = 1;
-  bool recomputes = false, tied = false, beside = false;
+  bool recomputes = false, tied = false, beside = false, in_backward = false;
   Share share = Share::kNone;
   int replicas = 1;
   auto key() const {
     return std::tuple{order, ranks,  stages_each, microbatches, recomputes,
-                      tied,  beside, share,       replicas};
+                      tied,  beside, in_backward, share,        replicas};
   }
 };
 
@@ -44,6 +44,7 @@ StepWork work_of(const ListShape& s) {
   StepWork out{.chunks = layers + 2, .microbatches = s.microbatches, .ranks = s.ranks};
   out.order = s.order;
   out.beside = s.beside;
+  out.updates_in_backward = s.in_backward;
   out.replicas = s.replicas;
   if (s.tied) out.tied = {{0, out.chunks - 1}};
   for (int c = 1; s.recomputes && c <= layers; ++c) out.recomputed.push_back(c);
@@ -105,11 +106,14 @@ struct OrderCase {
   PipelineOrder order;
   int stages_each;
   bool beside;
+  bool in_backward = false;
 };
 
 std::vector<OrderCase> orders(int pipeline) {
   if (pipeline == 1) {
-    return {{PipelineOrder::kAuto, 1, false}, {PipelineOrder::kAuto, 1, true}};
+    return {{PipelineOrder::kAuto, 1, false},
+            {PipelineOrder::kAuto, 1, true},
+            {PipelineOrder::kAuto, 1, false, true}};
   }
   return {{PipelineOrder::kGpipe, 1, false},      {PipelineOrder::k1f1b, 1, false},
           {PipelineOrder::k1f1b, 1, true},        {PipelineOrder::kInterleaved, 2, false},
@@ -143,6 +147,7 @@ class Cases {
                        .ranks = pipeline,
                        .stages_each = order.stages_each,
                        .beside = order.beside,
+                       .in_backward = order.in_backward,
                        .share = mesh.share,
                        .replicas = ranks_ / pipeline};
         for (list.microbatches = 1; list.microbatches <= kMostMicrobatches; ++list.microbatches) {
@@ -208,6 +213,7 @@ class Cases {
     out.append(" ").append(to_text(rows)).append(", ").append(to_text(s.order));
     out.append(", ").append(to_text(mesh.share)).append(", ").append(to_text(list.order));
     if (list.beside) out += ", beside";
+    if (list.in_backward) out += ", updates in backward";
     if (list.recomputes) out += ", recomputed";
     if (list.tied) out += ", tied";
     return out;

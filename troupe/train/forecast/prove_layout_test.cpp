@@ -39,6 +39,20 @@ TEST(ProveLayout, ARunsOwnStepIsProven) {
   }
 }
 
+TEST(ProveLayout, UpdatesWithinBackwardAreProvenInEveryFormOfState) {
+  for (const std::string shard : {"none", "zero1", "full"}) {
+    for (const int batch : {8, 13}) {
+      const Recipe recipe = recipe_of(
+          "parallel: {expert: 2, shard: " + shard + "}\ntrain: {update: in_backward, clip: 0}\n",
+          kProvenModel);
+      const ParallelConfig layout = settled(recipe.parallel, needs_of(recipe, 8, 8));
+      const LayoutProof proof = prove_layout(recipe, layout, batch, 1, 8);
+      EXPECT_EQ(proof.proven, proof.microbatches) << shard;
+      EXPECT_GT(proof.events, 1000) << shard;
+    }
+  }
+}
+
 TEST(ProveLayout, OfALongStepTheLastMicrobatchesAreProven) {
   const LayoutProof proof = proof_of("expert: 2, shard: zero1", 1 << 20);
   EXPECT_EQ(proof.microbatches, 1 << 17);

@@ -165,6 +165,7 @@ void StateStream::issue(ParamStore& store, Optimizer& optimizer,
     if (i + 1 < windows.size()) bring(bucket_of(i + 1), windows[i + 1], buffer_of(i + 1));
     in_.wait(buffer_of(i).arrived);
     optimizer.update(store, buffer_of(i).bucket, step_of(bucket_of(i)));
+    buffer_of(i).bucket.grad.reset();  // the caller holds it for as long as the update reads it
     put_back(bucket_of(i), windows[i], buffer_of(i));
   }
   next_ = (next_ + windows.size()) % kBuffers;

@@ -11,8 +11,11 @@
 namespace troupe {
 namespace {
 
-// Each adds a gradient of at most four uses of a parameter: table and head, and MTP modules' both.
-constexpr int64_t kMostMicrobatches = kPairTerms / 4;
+// Each adds a gradient of each use of a parameter: at most of the table, by embedding, head and MTP
+// modules.
+int64_t most_microbatches(const Recipe& r) {
+  return kPairTerms / (r.model.mtp.depth + 2);
+}
 
 struct NotTaken {
   bool is_set;
@@ -93,9 +96,9 @@ AllNotTaken of_training(const Recipe& r) {
        "bits"},
       {!t.micro_batch, "train.micro_batch",
        "is chosen by the layout, and a gradient is of one microbatch; give it"},
-      {micro > 0 && batch_of(r) / micro > kMostMicrobatches, "train.micro_batch",
-       "makes more than 2048 microbatches of a step, for whose sum there is no room; make it "
-       "larger"},
+      {micro > 0 && batch_of(r) / micro > most_microbatches(r), "train.micro_batch",
+       "makes more microbatches of a step than the sums have room for, 8192 over 2 and the MTP "
+       "modules; make it larger"},
       {t.fp8.has_value(), "train.fp8", "shares scales between rows; leave it out"},
       {t.teacher.has_value(), "train.teacher", "is not compared between layouts yet; leave it out"},
       {t.loss != LossKind::kCrossEntropy, "train.loss",

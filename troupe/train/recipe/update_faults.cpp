@@ -19,11 +19,13 @@ std::vector<NotInBackward> not_in_backward(const Recipe& r) {
        "before"},
       {r.parallel.pipeline > 1,
        "does not go with parallel.pipeline, whose ranks have other layers to judge; set it to 1 "
-       "and "
-       "parallel.shard to full or zero1"},
+       "and parallel.shard to full or zero1"},
       {t.precision == Precision::kFp16,
        "does not go with train.precision fp16, whose steps overflow now and then and are left "
        "out whole; take bf16"},
+      {t.precision == Precision::kFp64,
+       "does not go with train.precision fp64, whose norms may be beyond those that it judges by; "
+       "take fp32"},
       {t.spike.skip,
        "does not go with train.spike.skip, which judges a step before any weight changes; set it "
        "to false"},

@@ -22,6 +22,7 @@ TEST(UpdateFaults, WhatJudgesAWholeStepIsRefusedWithAWayOut) {
       {"train: {clip: 1}", "train.update", "set train.clip to 0, or train.clip_by to last_step"},
       {"parallel: {pipeline: 2}", "train.update", "parallel.pipeline"},
       {"train: {precision: fp16}", "train.update", "take bf16"},
+      {"train: {precision: fp64}", "train.update", "take fp32"},
       {"train: {spike: {skip: true}}", "train.update", "train.spike.skip"},
       {"model: {moe: {capacity: {budget: 1.5}}}", "train.update", "model.moe.capacity.budget"},
       {"train: {clip_by: last_step}", "train.clip_by", "train.clip is 0"},
