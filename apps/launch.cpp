@@ -607,7 +607,7 @@ void add_launch(CLI::App& app, Call& call) {
   verb->add_option("--spares", options->spares,
                    "so many processes wait, loaded and with their device open, for the places of "
                    "the first ranks after a restart; as many as ranks for the shortest restart")
-      ->check(CLI::Range(0, 1024));
+      ->check(CLI::Range(0, 1024).description("0..1024"));
   verb->add_option("--port", options->port, "port of the rendezvous; default: any free port")
       ->check(CLI::Range(1, 65535));
   verb->add_flag("--quiet", options->quiet, "log failures only");
@@ -619,9 +619,9 @@ void add_launch(CLI::App& app, Call& call) {
                    "program");
   verb->footer(
       "Example: troupe launch -n 4 --max-restarts 3 -- train recipes/quickstart.yaml\n"
-      "Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 are passed to all ranks. Returns what the rank "
-      "returned\n"
-      "that failed first, 6 if a signal ended it.");
+      "Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 go to all ranks. Returns what the rank that failed "
+      "first "
+      "returned, 6 if a signal ended it.");
   verb->callback([options, &call] { launch(*options, call); });
 }
 

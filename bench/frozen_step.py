@@ -154,8 +154,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--sides", default="nf4,bnb,bf16,bnb-compiled,mxfp4")
-    for name, value in (("layers", 8), ("tokens", 4096), ("rank", 16), ("steps", 12), ("rounds", 1), ("limit", 400)):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in (("--layers", 8), ("--tokens", 4096), ("--rank", 16), ("--steps", 12), ("--rounds", 1), ("--limit", 400)):
+        parser.add_argument(name, type=int, default=value)
     parser.add_argument("--offload-state", action="store_true", help="ours: the adapters' optimizer state in host memory")
     parser.add_argument("--rival", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -192,7 +192,7 @@ class Cuda(unittest.TestCase):
     def test_the_program_alone_needs_no_library_of_tests(self):
         out = self.setup_steps("--program")
         self.assertIn("PyTorch, the CPU part", out)
-        for step in ("Python libraries for tests", "the newest transformers", "tokenizers to compare with", "clang-format and clang-tidy"):
+        for step in ("Python libraries for tests", "the newest transformers", "tokenizers, llama.cpp and TRL to compare with", "clang-format and clang-tidy"):
             self.assertNotIn(step, out)
             self.assertIn(step, self.setup_steps())
 

@@ -287,6 +287,9 @@ class Guides(unittest.TestCase):
     def test_run_your_text(self):
         self.page_runs("docs/guide/your_text.md")
 
+    def test_run_host_memory(self):
+        self.page_runs("docs/guide/host_memory.md")
+
     def test_run_your_gpu(self):
         self.page_runs("docs/guide/your_gpu.md")
 

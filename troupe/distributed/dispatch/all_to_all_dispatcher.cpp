@@ -111,14 +111,15 @@ class AllToAllExchange : public GroupExchange {
 std::unique_ptr<Dispatcher> all_to_all_dispatcher(std::shared_ptr<ProcessGroup> ranks,
                                                   const ExpertPlacement& placement,
                                                   DispatchMode mode, WireType wire) {
-  return group_dispatcher({.name = "all-to-all", .begin = begin_exchange<AllToAllExchange>},
-                          {.all = std::move(ranks)}, placement, {.mode = mode, .wire = wire});
+  return AllToAllDispatch().build({.all = std::move(ranks)}, placement,
+                                  {.mode = mode, .wire = wire});
 }
 
 std::unique_ptr<Dispatcher> AllToAllDispatch::build(const NodeGroups& groups,
                                                     const ExpertPlacement& placement,
                                                     const DispatcherOptions& options) const {
-  return all_to_all_dispatcher(groups.all, placement, options.mode, options.wire);
+  return group_dispatcher({.name = "all-to-all", .begin = begin_exchange<AllToAllExchange>},
+                          {.all = groups.all}, placement, options);
 }
 
 std::string AllToAllDispatch::why(const ExpertRanks& ranks) const {

@@ -19,12 +19,15 @@ namespace troupe {
 namespace {
 
 // A linear layer, and one of attention with its gate.
-std::unique_ptr<Model> delta_model(const std::string& more = "layers: 2") {
+constexpr const char* kTinyDelta =
+    "delta: {layers: '[1,0]', key_heads: 2, value_heads: 4, key_dim: 6, value_dim: 5}";
+
+std::unique_ptr<Model> delta_model(const std::string& more = "layers: 2",
+                                   const std::string& delta = kTinyDelta) {
   ModelConfig config;
   read_config(parse_yaml("{width: 32, heads: 4, vocab: 61, max_positions: 256, init_std: 0.2, ffn: "
-                         "40, attn_gate: true, delta: {layers: '[1,0]', key_heads: 2, value_heads: "
-                         "4, key_dim: 6, value_dim: 5}, " +
-                             more + "}",
+                         "40, attn_gate: true, " +
+                             delta + ", " + more + "}",
                          "tiny"),
               config);
   validate(config);
@@ -120,7 +123,8 @@ TEST(DeltaNet, TheCacheHoldsStatesOfEachRow) {
 
 TEST(DeltaNet, DecaysBeginBetweenTheirBounds) {
   const auto model = delta_model(
-      "layers: 1, delta: {layers: '1', key_heads: 16, value_heads: 512, key_dim: 2, value_dim: 2}");
+      "layers: 1",
+      "delta: {layers: '1', key_heads: 16, value_heads: 512, key_dim: 2, value_dim: 2}");
   model->for_each_param(-1, [](const std::string& name, Param& p) {
     if (!name.ends_with("a_log")) return;
     const at::Tensor a = p.value.detach().exp();

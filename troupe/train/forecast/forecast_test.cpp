@@ -92,8 +92,8 @@ TEST(Forecast, StatesFollowPrecisionOptimizerAndWhatIsFrozen) {
 // The head makes the gradient of its table, in f32, where the table is trained, tied or not.
 TEST(Forecast, AFrozenTableHasNoGradientInTheHead) {
   const auto workspace = [](const std::string& keys, const std::string& groups) {
-    return forecast_memory(small_recipe("{model: {layers: 2, width: 128, heads: 2, vocab: 65536, "
-                                        "max_positions: 64" +
+    return forecast_memory(small_recipe("{model: {layers: 2, width: 128, heads: 2, ffn: 64, vocab: "
+                                        "65536, max_positions: 64" +
                                         keys + "}, train: {micro_batch: 1, optimizer: {groups: [" +
                                         groups + "]}}}"),
                            /*on_gpu=*/true)
@@ -101,7 +101,7 @@ TEST(Forecast, AFrozenTableHasNoGradientInTheHead) {
   };
   constexpr double kTable = 4.0 * 65536 * 128;
   for (const std::string tied : {"", ", tie_embeddings: true"}) {
-    EXPECT_EQ(workspace(tied, "") - workspace(tied, "{names: '*', frozen: true}"), kTable) << tied;
+    EXPECT_GE(workspace(tied, ""), workspace(tied, "{names: '*', frozen: true}") + kTable) << tied;
     EXPECT_EQ(workspace(tied + ", lora: {rank: 2}", ""),
               workspace(tied, "{names: '*', frozen: true}"))
         << tied;
