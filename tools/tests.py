@@ -106,7 +106,8 @@ def cuda_programs(build, only=()):
     """program -> its cases for CUDA, of the tests that are programs of ours (or of those named alone). Fails where one is
     not built."""
     listing = (build / "CTestTestfile.cmake").read_text()
-    ours = sorted({path for _, program in ADD_TEST.findall(listing) if (path := pathlib.Path(program)).parent == build.resolve()})
+    cases = "\n".join(line for line in listing.splitlines() if "--gtest_output" in line)  # others, such as prove, are no tests of GoogleTest
+    ours = sorted({path for _, program in ADD_TEST.findall(cases) if (path := pathlib.Path(program)).parent == build.resolve()})
     if unknown := set(only) - {program.name for program in ours}:
         sys.exit(f"no such test program: {' '.join(sorted(unknown))}")
     ours = [program for program in ours if not only or program.name in only]
