@@ -227,6 +227,9 @@ int exit_code_of(const RunStatus& status) {
 std::string status_text(const RunStatus& status) {
   std::string state = status.state;
   if (status.pid > 0) state += ", process " + std::to_string(status.pid) + " on " + status.host;
+  if (status.spares > 0) {
+    state += ", " + std::to_string(status.spares) + (status.spares == 1 ? " spare" : " spares");
+  }
   if (status.state == "running" && !status.alive) state += " (only that machine can tell)";
   if (status.code > 0) state += ", code " + std::to_string(status.code) + ' ' + status.error;
   std::string out = status.run + "  " + state + "\n  step        " + std::to_string(status.step) +
