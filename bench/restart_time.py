@@ -16,24 +16,8 @@ import sys
 import tempfile
 import time
 
+from recovery import ranks_of
 from run_log import steps_of
-
-
-def ranks_of(launcher):
-    """Process ids by rank."""
-    out = {}
-    for folder in pathlib.Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            words = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        rank = [word for word in words if word.startswith(b"RANK=")]
-        if parent == launcher and rank:
-            out[int(rank[0][5:])] = int(folder.name)
-    return out
 
 
 def until(what, condition, limit):

@@ -205,13 +205,7 @@ def llama_factory(file, troupe, variables, config):
         one.frozen_bits(bits == 4, bits == 8)
     elif kind != "full":
         one.refuse("finetuning_type", "lora and full are supported")
-    one.optimizer()
-    one.schedule()
-    one.length()
-    one.batch("per_device_train_batch_size", 1)
-    one.precision()
-    one.out.default("seed", 42)
-    one.flag("seed", "seed")
+    training(one, "per_device_train_batch_size")
     one.flag("output_dir", "save")
     one.flag("save_steps", "save-interval")
     one.flag("logging_steps", "log-interval")
@@ -228,6 +222,17 @@ def llama_factory(file, troupe, variables, config):
         preference(one, str(one.get("pref_loss", "sigmoid")), one.get("pref_beta", 0.1), one.get("dpo_label_smoothing", 0))
     rest(one, LF_IGNORED)
     return one.out
+
+
+def training(one, batch):
+    """Optimizer, schedule, length, batch (the key of one device's) and seed: the same keys in both projects."""
+    one.optimizer()
+    one.schedule()
+    one.length()
+    one.batch(batch, 1)
+    one.precision()
+    one.out.default("seed", 42)
+    one.flag("seed", "seed")
 
 
 def chats(one, said, pairs, text, most):
@@ -312,13 +317,7 @@ def axolotl(file, troupe, variables, config):
         one.frozen_bits(one.get("load_in_4bit") or adapter == "qlora", one.get("load_in_8bit"))
     elif adapter:
         one.refuse("adapter", "lora and qlora are supported")
-    one.optimizer()
-    one.schedule()
-    one.length()
-    one.batch("micro_batch_size", 1)
-    one.precision()
-    one.out.default("seed", 42)
-    one.flag("seed", "seed")
+    training(one, "micro_batch_size")
     one.flag("output_dir", "save")
     expert_ranks = number(one.get("expert_parallel_size"), 0)
     if expert_ranks > 1:
