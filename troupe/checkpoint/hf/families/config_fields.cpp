@@ -255,6 +255,16 @@ void ConfigFields::sparse_experts(int64_t count, int64_t top_k) {
   aux_loss(keys, "router_aux_loss_coef", router.balance, 0.001);
 }
 
+void ConfigFields::gated_shared_expert(int64_t absent) {
+  MoeConfig& moe = config.model.moe;
+  int64_t width = moe.shared.width_for(moe.ffn.hidden);
+  keys.field({"shared_expert_intermediate_size"}, width, absent);
+  if (!keys.reads()) return;
+  if (width < 1) keys.refuse("shared_expert_intermediate_size", "at least 1 is expected");
+  moe.shared.experts = 1, moe.shared.hidden = width;
+  moe.shared.form = SharedForm::kGate;
+}
+
 void ConfigFields::rope_fraction(HfKeys& p, double absent) {
   if (!config.family->form.partial_rope) return p.only("partial_rotary_factor", 1.0);
   p.field({"partial_rotary_factor"}, config.model.rope.fraction, absent);

@@ -54,6 +54,8 @@ struct ConfigFields {
   void sparse_layers();  // "decoder_sparse_step" and "mlp_only_layers"
   // Experts in sparse layers of full attention, by a softmax before the choice (Qwen's).
   void sparse_experts(int64_t count, int64_t top_k);
+  // One shared expert behind a gate (Qwen2 MoE, Qwen3-Next); `absent`: its width.
+  void gated_shared_expert(int64_t absent);
 
   void rope(double theta, double fraction = 1);  // what the class takes for missing keys
   void read_scaling(HfKeys& p);

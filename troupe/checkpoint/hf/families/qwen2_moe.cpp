@@ -23,13 +23,7 @@ void qwen2_moe_config(ConfigFields& f) {
   f.qkv_bias_alone("qkv_bias", true);
   f.keys.field({"intermediate_size"}, c.ffn, int64_t{5632});
   f.keys.field({"moe_intermediate_size"}, c.moe.ffn.hidden, int64_t{1408});
-  int64_t shared = c.moe.shared.width_for(c.moe.ffn.hidden);
-  f.keys.field({"shared_expert_intermediate_size"}, shared, int64_t{5632});
-  if (f.keys.reads()) {
-    if (shared < 1) f.keys.refuse("shared_expert_intermediate_size", "at least 1 is expected");
-    c.moe.shared.experts = 1, c.moe.shared.hidden = shared;
-    c.moe.shared.form = SharedForm::kGate;
-  }
+  f.gated_shared_expert(5632);
   f.sparse_experts(60, 4);
   f.keys.pass({"layer_types"}, f.passed);
   f.rope(10000);

@@ -129,13 +129,7 @@ void qwen3_next_config(ConfigFields& f) {
   delta_config(f);
   f.keys.field({"intermediate_size"}, c.ffn, int64_t{5632});
   f.keys.field({"moe_intermediate_size"}, c.moe.ffn.hidden, int64_t{512});
-  int64_t shared = c.moe.shared.width_for(c.moe.ffn.hidden);
-  f.keys.field({"shared_expert_intermediate_size"}, shared, int64_t{512});
-  if (f.keys.reads()) {
-    if (shared < 1) f.keys.refuse("shared_expert_intermediate_size", "at least 1 is expected");
-    c.moe.shared.experts = 1, c.moe.shared.hidden = shared;
-    c.moe.shared.form = SharedForm::kGate;
-  }
+  f.gated_shared_expert(512);
   f.sparse_experts(512, 10);
   f.rope(10000, 0.25);
 }
