@@ -23,11 +23,9 @@ DispatcherFactory dispatcher_factory(const ParallelConfig& parallel, const NodeG
                                      const std::shared_ptr<Turns>& turns,
                                      const std::shared_ptr<Pulse>& pulse, const Faults& faults,
                                      bool by_source) {
-  const bool open = std::holds_alternative<AutoDispatch>(parallel.dispatcher);
-  const DispatcherConfig rows = by_source && open ? AllToAllDispatch() : parallel.dispatcher;
-  return [parallel, rows, groups, turns, pulse, &faults, by_source](int64_t, const MoeConfig& moe) {
+  return [parallel, groups, turns, pulse, &faults, by_source](int64_t, const MoeConfig& moe) {
     std::unique_ptr<Dispatcher> made = watched_dispatcher(
-        build(rows, groups, placement_of(parallel, groups.all->size(), moe),
+        build(parallel.dispatcher, groups, placement_of(parallel, groups.all->size(), moe),
               {.mode = parallel.dispatch, .wire = parallel.wire, .by_source = by_source}),
         pulse, faults);
     return turns ? turning_dispatcher(std::move(made), turns, pulse) : std::move(made);
