@@ -48,6 +48,7 @@ bool stays_whole(const ParamStore& store, const Param& p) {
 Sharing sharing_of(const ParallelSetup& setup, const Recipe& recipe) {
   Sharing out = setup.sharing;
   out.exact = recipe.run.bits == Bits::kLayout;
+  out.by_unit = recipe.train.update == UpdatePlace::kInBackward;
   return out;
 }
 
@@ -117,12 +118,10 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
     p.frozen |= is_frozen(base, name);
     params.push_back({name, &p, first.at(name)});
   });
-  const bool in_backward = recipe_.train.update == UpdatePlace::kInBackward;
-  Sharing sharing = sharing_of(*setup_, recipe_);
-  sharing.by_unit = in_backward;
   store_ = std::make_unique<ParamStore>(
       std::move(params), at::TensorOptions(type_of(precision_)).device(device_),
-      [&](const NamedParam& named) { return bucket_key(base, named); }, std::move(sharing),
+      [&](const NamedParam& named) { return bucket_key(base, named); },
+      sharing_of(*setup_, recipe_),
       recipe_.train.offload_state ? StateHome::kHost : StateHome::kDevice);
   store_->initialize_all(recipe_.train.seed);
   histories_ = fp8_histories(*model_);
@@ -136,7 +135,8 @@ Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults
     executor_->offload(offloaded_units(recipe_), std::make_unique<ActivationOffload>(device_));
   }
   if (recipe_.train.offload_state) stream_ = std::make_unique<StateStream>(device_);
-  if (in_backward) units_ = std::make_unique<UnitUpdates>(device_);
+  if (recipe_.train.update == UpdatePlace::kInBackward)
+    units_ = std::make_unique<UnitUpdates>(device_);
   update_ = std::make_unique<StepUpdate>(StepUpdate::Run{.recipe = recipe_,
                                                          .precision = precision_,
                                                          .setup = *setup_,

@@ -75,8 +75,10 @@ double StepUpdate::unscale(const TrainState& state) const {
   return run_.precision == Precision::kFp16 ? 1 / state.loss_scale.scale : 1;
 }
 
-UpdateStep StepUpdate::step_of(const Bucket& b, const TrainState& state, const Rates& rates) const {
+UpdateStep StepUpdate::step_of(const Bucket& b, const TrainState& state, const Rates& rates,
+                               const at::Tensor& scale) const {
   UpdateStep out;
+  out.grad_scale = scale;
   out.step = state.updates + 1;
   out.lr = rates.lr * b.key.lr_scale;
   out.weight_decay = b.key.decay ? rates.weight_decay : 0;
@@ -101,19 +103,17 @@ void StepUpdate::run(const StepOutput& output, const std::vector<double>& votes,
   count(state, report);
 }
 
+void StepUpdate::update_bucket(Bucket& b, const UpdateStep& step) {
+  run_.optimizer.update(run_.store, b, step);
+  b.stale = true;
+}
+
 void StepUpdate::update_all(const Rates& rates, const at::Tensor& scale, const TrainState& state) {
-  const auto step_on = [&](const Bucket& b) {
-    UpdateStep step = step_of(b, state, rates);
-    step.grad_scale = scale;
-    return step;
-  };
+  const auto step_on = [&](const Bucket& b) { return step_of(b, state, rates, scale); };
   if (run_.stream != nullptr) {
     return run_.stream->update(run_.store, run_.optimizer, step_on);
   }
-  for (Bucket& b : run_.store.buckets()) {
-    run_.optimizer.update(run_.store, b, step_on(b));
-    b.stale = true;
-  }
+  for (Bucket& b : run_.store.buckets()) update_bucket(b, step_on(b));
 }
 
 // Of gradients, by the norm that was last finite; 1: there is none, or nothing clips.
@@ -135,16 +135,13 @@ void StepUpdate::run_unit(const std::vector<int64_t>& buckets, const StepOutput&
   }
   const at::Tensor scale = last_scale(state);
   const auto step_on = [&, now = rates(state.done)](const Bucket& b) {
-    UpdateStep step = step_of(b, state, now);
-    step.grad_scale = scale;
-    return step;
+    return step_of(b, state, now, scale);
   };
   const auto update = [&] {
     if (run_.stream != nullptr) return run_.stream->issue(store, run_.optimizer, buckets, step_on);
     for (const int64_t i : buckets) {
       Bucket& b = store.buckets()[static_cast<size_t>(i)];
-      run_.optimizer.update(store, b, step_on(b));
-      b.stale = true;
+      update_bucket(b, step_on(b));
     }
   };
   held.push_back(scale);

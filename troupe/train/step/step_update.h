@@ -86,7 +86,10 @@ class StepUpdate {
   void update_all(const Rates& rates, const at::Tensor& scale, const TrainState& state);
   at::Tensor last_scale(const TrainState& state) const;
   at::Tensor squares_of_step();
-  UpdateStep step_of(const Bucket& bucket, const TrainState& state, const Rates& rates) const;
+  void update_bucket(Bucket& bucket, const UpdateStep& step);
+  // `scale`: of gradients; undefined: 1.
+  UpdateStep step_of(const Bucket& bucket, const TrainState& state, const Rates& rates,
+                     const at::Tensor& scale = {}) const;
   Measured measured(const StepOutput& output, const at::Tensor& unscale,
                     const std::vector<double>& votes);
   // Reads `seen`, on the host, and decides; false: nothing of this attempt counts.
