@@ -620,8 +620,7 @@ void add_launch(CLI::App& app, Call& call) {
   verb->footer(
       "Example: troupe launch -n 4 --max-restarts 3 -- train recipes/quickstart.yaml\n"
       "Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 go to all ranks. Returns what the rank that failed "
-      "first "
-      "returned, 6 if a signal ended it.");
+      "first returned, 6 if a signal ended it.");
   verb->callback([options, &call] { launch(*options, call); });
 }
 

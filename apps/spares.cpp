@@ -29,7 +29,7 @@ void close_pipe(int& descriptor) {
   descriptor = -1;
 }
 
-// Both ends are closed in each process that this one starts, unless it is told to keep one.
+// {read end, write end}. A process that this one starts inherits neither, unless it is given one.
 std::pair<int, int> open_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail_file(Code::kFileFailed, "spares", "open a pipe", errno);

@@ -18,7 +18,7 @@
 namespace troupe {
 namespace {
 
-// Each document stands behind K-1 rows of what was before it.
+// The convolution reads K-1 rows before a document's first token: these rows precede each document.
 struct ConvRows {
   ConvRows(const std::vector<int64_t>& lengths, int64_t past) {
     for (const int64_t n : lengths) {

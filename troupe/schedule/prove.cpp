@@ -37,7 +37,7 @@ class WorldFaults {
 
 using Sequence = std::vector<const Event*>;
 
-// What two ranks do of one thing, one after the other: the first difference is told.
+// Reports the first difference between two ranks' sequences of the same messages or collectives.
 void compare(const Sequence& one, size_t rank, const Sequence& other, size_t other_rank,
              const std::string& of, WorldFaults& faults) {
   const auto text = [](const Sequence& all, size_t i) {

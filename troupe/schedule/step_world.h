@@ -53,7 +53,7 @@ struct UnitCall {
   enum Size : uint8_t {
     kFixed,  // no rank's rows decide
     kRows,   // of the rank's microbatch
-    kOwn,    // each rank's own; what comes is told before
+    kOwn,    // each rank sends its own number, and announces it before
   };
   GroupRole role;
   Size size = kFixed;

@@ -1,5 +1,5 @@
-// The names of what units hand to each other, and what an action drops of it: the executor keeps
-// its values under these names and drops what they say, and the proof (prove.h) follows the same.
+// Names of the activations and gradients that units pass to each other, and which of them an action
+// releases. The executor stores its tensors by these names; the proof (prove.h) uses the same functions.
 #pragma once
 
 #include <compare>

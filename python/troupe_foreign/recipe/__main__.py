@@ -25,7 +25,7 @@ def table(rows):
 
 
 def composed(settings, out):
-    """The recipe of what flags became and what the file says beside them; the rows of its table."""
+    """The recipe, from the converted flags and from the settings that have no flag, and the rows of the table of `--explain`."""
     recipe, mapped = out.recipe, [tuple(line.rsplit(" -> ", 1)) for line in out.lines("mapped")]
     if settings.model_open:
         recipe = document.without_section(recipe, "model")
@@ -39,7 +39,7 @@ def composed(settings, out):
 
 
 def without_stand_ins(settings, recipe, mapped):
-    """No value of what is not known: neither the stand-in nor what was computed of it."""
+    """Removes the values that only stood in for unknown ones, and the values that were computed from those."""
     taken = [ours.partition(":")[0] for theirs, ours in mapped if theirs == STAND_IN]
     if settings.has("train-iters") and settings.flags["train-iters"].theirs == STAND_IN:
         taken += ["train.schedule.warmup", "train.schedule.end"] if settings.has("lr-warmup-fraction") else ["train.schedule.end"]

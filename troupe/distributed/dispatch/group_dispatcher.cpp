@@ -71,7 +71,8 @@ ExpertGroup::ExpertGroup(NodeGroups of, const ExpertPlacement& placed,
   check_placed_on(placement, *groups.all);
   TROUPE_CHECK(!exact() || asked.wire == WireType::kNative, "rows that wire", to_text(asked.wire),
                "rounds are not those of one process: mode", "exact goes with wire native");
-  TROUPE_CHECK(!asked.by_source || exact(), "rows are told apart by their source in mode exact");
+  TROUPE_CHECK(!asked.by_source || exact(),
+               "by_source needs mode exact, in which each row keeps its source");
   if (groups.all->size() == 1) options.wire = WireType::kNative;
 }
 

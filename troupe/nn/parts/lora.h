@@ -4,7 +4,8 @@
 //
 // The factors are multiplied apart from W: W + s B A is made nowhere in training. A starts uniform
 // in +-1 / sqrt(in), as PEFT's does, and B at zero, so that a new model computes what its base does.
-// d is dropout in training, of what A sees alone, drawn for each adapter (nn/parts/dropout.h).
+// In training d drops elements of the input of A, not of W; each adapter has its own mask
+// (nn/parts/dropout.h).
 // Where tensor ranks cut the rows of W, they cut those of B, and have A whole; where they cut its
 // columns, they cut those of A, and have B whole. The sums over the ranks that W's product and the
 // gradients of whole parameters take are theirs too.

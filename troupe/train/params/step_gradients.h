@@ -80,7 +80,7 @@ class StepGradients {
     Pending pending;
   };
   void add_exactly(size_t slot, const at::Tensor& flat);
-  void finish_exactly(Bucket& bucket);    // f32 of what is whole
+  void finish_exactly(Bucket& bucket);    // converts its whole sums to f32
   at::Tensor take(const Bucket& bucket);  // [size], in the type of sums; exact: as pairs
   // Elements of a buffer of sums for n of a bucket, and their type between ranks' calls.
   int64_t room_for(int64_t n) const;

@@ -92,8 +92,7 @@ AllNotTaken of_training(const Recipe& r) {
        "false asks for bits that do not even repeat; leave it out"},
       {t.precision == Precision::kFp16 || t.precision == Precision::kFp64, "train.precision",
        "must be fp32, bf16 or auto: gradients of fp16 are scaled, and of fp64 the sums have too "
-       "few "
-       "bits"},
+       "few bits"},
       {!t.micro_batch, "train.micro_batch",
        "is chosen by the layout, and a gradient is of one microbatch; give it"},
       {micro > 0 && batch_of(r) / micro > most_microbatches(r), "train.micro_batch",

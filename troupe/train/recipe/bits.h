@@ -29,7 +29,7 @@ constexpr auto names_of(Bits) {
   return std::array{Named{"repeat", Bits::kRepeat}, Named{"layout", Bits::kLayout}};
 }
 
-// {key, why and what to do} of what run.bits layout does not go with; empty without it.
+// Each setting that run.bits layout refuses: {key, reason and remedy}. Empty with run.bits repeat.
 std::vector<std::pair<std::string, std::string>> bits_faults(const Recipe& recipe);
 
 // Axes that are open and not taken are of one rank, so that none is chosen; so are experts without
