@@ -10,6 +10,7 @@
 #include <torch/serialize.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -113,6 +114,7 @@ void run(const std::string& path) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // a write to a lost rank is then an error with its name
   try {
     run(argc > 1 ? argv[1] : "");
   } catch (const std::exception& e) {
