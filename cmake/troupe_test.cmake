@@ -80,6 +80,18 @@ function(troupe_group_tests)
   endforeach()
 endfunction()
 
+# After all tests: each troupe/<path>_test.cpp is one. A test of several files has a line troupe_test of its own, which is
+# easily forgotten, or lost.
+function(troupe_check_tests)
+  get_property(tests DIRECTORY PROPERTY TESTS)
+  file(GLOB_RECURSE files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/troupe ${PROJECT_SOURCE_DIR}/troupe/*_test.cpp)
+  list(TRANSFORM files REPLACE "_test\\.cpp$" "")
+  list(REMOVE_ITEM files ${tests})
+  if(files)
+    message(FATAL_ERROR "no test runs these files, add troupe_test(<path> <library>...): ${files}")
+  endif()
+endfunction()
+
 # What takes long to build is the tests, and all that takes long to run is in the libraries: but for kernels' tests, which
 # sum references themselves.
 function(troupe_test_options program layer)
