@@ -8,22 +8,22 @@ import torch
 import torch.distributed as dist
 import troupe
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 
 class Block(nn.Module):
-    def __init__(self, group):
+    def __init__(self, group: DeviceMesh) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(64)
         self.moe = troupe.MoE(width=64, experts=8, top_k=2, hidden=128, group=group)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y, aux = self.moe(self.norm(x))
         return x + y, aux.loss
 
 
-def main():
+def main() -> None:
     dist.init_process_group()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":

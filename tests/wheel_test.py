@@ -130,6 +130,10 @@ class Wheel(unittest.TestCase):
                               "import troupe; print(troupe.run('config', 'explain', 'train.steps', quiet=True).wait().out)")
         self.assertIn("train.steps", said)
 
+    def test_141_type_checkers_read_the_package(self):
+        with zipfile.ZipFile(self.wheel) as archive:
+            self.assertIn("troupe/py.typed", archive.namelist())
+
     def test_141_python_has_the_operators(self):
         said = self.python(USE)
         self.assertEqual(said, "[0, 1, 3, 3, 4]\n")  # where each expert's rows begin

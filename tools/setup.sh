@@ -225,6 +225,7 @@ setup() {
     plan_wheels python 1 "Python libraries for tests"
     plan_wheels newest 1 "the newest transformers, beside the pinned one" --no-deps --upgrade --target "$venv/newest"
     plan_wheels oracles 1 "tokenizers, llama.cpp and TRL to compare with" --no-deps
+    plan_wheels types 1 "mypy, which reads the types of the Python package" --no-deps
     plan_wheels lint 1 "clang-format and clang-tidy"
   fi
   planned=${#step_names[@]}

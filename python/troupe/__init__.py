@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 # Threads that wait for work spin for 3 ms by default, which costs most of a machine that others use too; the library
 # that they are of reads this when PyTorch is loaded. What is set already stays (apps/bounded_spin.cpp).
@@ -53,7 +54,41 @@ _WHERE = {
     "unpatch": "patching",
 }
 
-_MODULES = ("ep", "functional", "layers", "layouts", "lora", "losses", "options", "routers", "sharding")
+_MODULES = ("ep", "functional", "layers", "layouts", "lora", "losses", "options", "routers", "sharding", "types")
+
+if TYPE_CHECKING:  # what __getattr__ gives, for type checkers; tests/types_test.py compares
+    from . import ep as ep, functional as functional, layers as layers, layouts as layouts, lora as lora
+    from . import losses as losses, options as options, routers as routers, sharding as sharding, types as types
+    from .checkpoint import Checkpoint as Checkpoint
+    from .checks import Unsupported as Unsupported
+    from .functional import grouped_ffn as grouped_ffn
+    from .functional import grouped_mm as grouped_mm
+    from .functional import moe_ffn as moe_ffn
+    from .layers import Aux as Aux
+    from .layers import Experts as Experts
+    from .layers import MoE as MoE
+    from .layers import end_of_step as end_of_step
+    from .layers import set_loss_scale as set_loss_scale
+    from .layouts import state_dict as state_dict
+    from .loads import stats as stats
+    from .modules import record_modules as record_modules
+    from .patching import patch as patch
+    from .patching import report as report
+    from .patching import unpatch as unpatch
+    from .peers import RankLost as RankLost
+    from .program import Run as Run
+    from .program import RunError as RunError
+    from .program import run as run
+    from .routers import Router as Router
+    from .routing import Plan as Plan
+    from .routing import Routing as Routing
+    from .routing import plan as plan
+    from .routing import plan_from_counts as plan_from_counts
+    from .routing import route as route
+    from .sharding import clip_grad_norm_ as clip_grad_norm_
+    from .sharding import expert_parameters as expert_parameters
+    from .sharding import leave_experts_to_ranks as leave_experts_to_ranks
+    from .sharding import shard_experts as shard_experts
 
 # PyPI's `troupe` is another program, which would overwrite files of this folder.
 for _other in Path(__file__).parent.parent.glob("troupe-[0-9]*.dist-info"):
@@ -74,21 +109,22 @@ gpus.warn_without_code()
 hook.install()
 
 
-def build_info():
+def build_info() -> str:
     """What this build was made with and for: PyTorch, CUDA, GPUs, CPU instructions; `troupe --version --verbose`."""
     return torch.ops.troupe.build_info()
 
 
-def __getattr__(name):
-    if name in _MODULES:
-        value = importlib.import_module(f".{name}", __name__)
-    elif name in _WHERE:
-        value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker takes what has this function to have every name
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            value = importlib.import_module(f".{name}", __name__)
+        elif name in _WHERE:
+            value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted([*globals(), *_WHERE, *_MODULES])

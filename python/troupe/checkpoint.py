@@ -6,48 +6,56 @@
     c.dtensor("layers.0.moe.experts.w1", mesh, [Shard(0), Shard(1)])  # experts over a mesh's first dimension
 
 Each reads no more of the files than the stored boxes that it touches, and compares their checksums."""
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
 
 
 class Checkpoint:
     """Names to tensors, weights and the optimizer's state, as they are in the whole model."""
 
-    def __init__(self, path):
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._reader = torch.classes.troupe.Checkpoint(str(path))
 
     @property
-    def folder(self):
+    def folder(self) -> str:
         return self._reader.folder()
 
     @property
-    def step(self):
+    def step(self) -> int:
         return self._reader.step()
 
-    def keys(self):
+    def keys(self) -> list[str]:
         return self._reader.names()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.keys())
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
-    def __contains__(self, name):
+    def __contains__(self, name: object) -> bool:
         return name in self.keys()
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> torch.Tensor:
         size = list(self.meta(name).shape)
         return self.read(name, [0] * len(size), size)
 
-    def meta(self, name):
+    def meta(self, name: str) -> torch.Tensor:
         """Its sizes and type, as a tensor on the meta device."""
         return self._reader.meta(name)
 
-    def read(self, name, offset, size):
+    def read(self, name: str, offset: Sequence[int], size: Sequence[int]) -> torch.Tensor:
         """The box of these sizes at this offset, on the CPU."""
         return self._reader.read(name, list(offset), list(size))
 
-    def dtensor(self, name, mesh, placements):
+    def dtensor(self, name: str, mesh: "DeviceMesh", placements: "Sequence[Placement]") -> "DTensor":
         """Over the mesh, one placement a dimension of it: Replicate(), or Shard(d) with the cuts of
         PyTorch (chunks rounded up; the last ranks may have less, or nothing). Each rank reads its own box."""
         from torch.distributed.tensor import DTensor  # only where there are ranks

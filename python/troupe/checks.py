@@ -1,4 +1,9 @@
 """What this library computes with: types, devices, plain tensors; and the error for everything else."""
+import functools
+import re
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -7,8 +12,33 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int32, torch.int64)
 
 
+# A check of the C++ library: its place, its code, what it compares, and from there on what is said to a caller.
+CHECK = re.compile(r"^\S+\.(?:cpp|cu|cuh|h):\d+: E9001 check failed: (.*?): ", re.S)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
 class Unsupported(RuntimeError):
     """What this library does not compute: what it was, why, and what to do instead."""
+
+
+def in_words(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose errors of the C++ library have no file and line: they begin with the function's name."""
+    @functools.wraps(function)
+    def called(*arguments: P.args, **options: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return function(*arguments, **options)
+        try:
+            return function(*arguments, **options)
+        except RuntimeError as failed:
+            text = str(failed)
+            if type(failed) is not RuntimeError or not (found := CHECK.match(text)):
+                raise
+            said = text[found.end():].removeprefix(f"{function.__name__}: ")
+            if "must" not in said:  # numbers alone
+                said += f"; {re.sub(r'[a-z][.](?=[a-z])', '', found[1]).replace('&&', 'and').replace('||', 'or')} must hold"
+        raise RuntimeError(f"{function.__name__}: {said}")
+    return called
 
 
 def _refuse_onnx():
@@ -29,7 +59,7 @@ def check_mapped(name, t):
                           "the layer all of them at once, x [B, T, D]. For gradients of each sample call torch.func.grad in a loop")
 
 
-def check_tensor(name, t, floating=True):
+def check_tensor(name: str, t: object, floating: bool = True) -> None:
     _refuse_onnx()
     if not isinstance(t, torch.Tensor):
         raise Unsupported(f"{name} is a {type(t).__name__}; it must be a torch.Tensor")

@@ -10,14 +10,17 @@
 Every argument but ids has a gradient. An id outside [0, E) has no row: it adds nothing, and its weight's gradient is 0.
 The same inputs give the same bits in every call. What cannot be computed raises `Unsupported`, which says what to do;
 nothing falls back to other code."""
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from . import ep, ep_op, routing
 from . import lora as adapters
-from .checks import FLOATS, Unsupported, check_beside, check_tensor, wide
+from .checks import FLOATS, Unsupported, check_beside, check_tensor, in_words, wide
+from .lora import Factors
 from .routing import Plan, Routing, plan, plan_from_counts, route
+from .types import Activation, Combine, GradScale, Group, Layout, Recompute
 
 __all__ = ("ACTIVATIONS", "FLOATS", "Plan", "Routing", "Unsupported", "grouped_ffn", "grouped_mm", "moe_ffn", "plan",
            "plan_from_counts", "route")
@@ -148,9 +151,13 @@ def _call(x, ids, weights, experts, form):
                  _experts(x, *experts, *form).to(kind), result)
 
 
-def moe_ffn(x, ids, weights, gate_up, down, *, up=None, gate_up_bias=None, down_bias=None, activation="silu", gated=True,
-            clamp=None, offset=0.0, up_layout="rows", down_layout="rows", interleaved=False, plan=None, recompute="none",
-            quantize=(-1, -1), lora=None, group=None, mode="fast", grad="mean"):
+@in_words
+def moe_ffn(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, *,
+            up: torch.Tensor | None = None, gate_up_bias: torch.Tensor | None = None, down_bias: torch.Tensor | None = None,
+            activation: Activation = "silu", gated: bool = True, clamp: float | None = None, offset: float = 0.0,
+            up_layout: Layout = "rows", down_layout: Layout = "rows", interleaved: bool = False, plan: Plan | None = None,
+            recompute: Recompute = "none", quantize: Sequence[int] = (-1, -1), lora: Sequence[Factors | None] | None = None,
+            group: Group = None, mode: Combine = "fast", grad: GradScale = "mean") -> torch.Tensor:
     """The experts' output for every token, of x's shape. act is activation(min(g, clamp)) (clip(u, +-clamp) + offset)
     with [g | u] = gate_up x + gate_up_bias, and weight * down_bias is added.
 
@@ -209,9 +216,12 @@ def _in_a_graph(x, ids, weights, weights_of_experts, form, how, over):
     return y.to(call.result).reshape(x.shape)
 
 
-def grouped_ffn(rows, counts, gate_up, down, *, scores=None, up=None, gate_up_bias=None, down_bias=None, activation="silu",
-                gated=True, clamp=None, offset=0.0, up_layout="rows", down_layout="rows", interleaved=False,
-                recompute="none", quantize=(-1, -1)):
+@in_words
+def grouped_ffn(rows: torch.Tensor, counts: torch.Tensor | Sequence[int], gate_up: torch.Tensor, down: torch.Tensor, *,
+                scores: torch.Tensor | None = None, up: torch.Tensor | None = None, gate_up_bias: torch.Tensor | None = None,
+                down_bias: torch.Tensor | None = None, activation: Activation = "silu", gated: bool = True,
+                clamp: float | None = None, offset: float = 0.0, up_layout: Layout = "rows", down_layout: Layout = "rows",
+                interleaved: bool = False, recompute: Recompute = "none", quantize: Sequence[int] = (-1, -1)) -> torch.Tensor:
     """The same on rows [R, D] that are sorted by expert already: counts[e] of them are expert e's, in order. Rows past the
     sum of counts give 0. scores [R] are the weights (1 without)."""
     parameters = _parameters(gate_up, down, up, gate_up_bias, down_bias)
@@ -229,7 +239,9 @@ def grouped_ffn(rows, counts, gate_up, down, *, scores=None, up=None, gate_up_bi
     return y.to(result)
 
 
-def grouped_mm(a, b, *, offs=None, bias=None, out_dtype=None):
+@in_words
+def grouped_mm(a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+               out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """torch.nn.functional.grouped_mm: a product for each group, groups ending at offs (int32 [G]).
 
     a [R, K], b [G, K, N]   rows of a in groups         -> [R, N]; rows past the last end are 0. bias: [G, N]

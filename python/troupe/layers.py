@@ -10,18 +10,26 @@ The same bits as the layer of `troupe train`: outputs, losses and gradients. Par
 transformers has in memory; load_state_dict takes other frameworks' too (troupe.layouts)."""
 import contextlib
 import warnings
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload
 
 import torch
 from torch import nn
+from typing_extensions import Self, TypeVar, Unpack
 
 from . import ep, layouts, losses, sharding
 from .checks import Unsupported, check_tensor, full_precision, wide
-from .functional import Routing, moe_ffn
+from .functional import Plan, Routing, moe_ffn
 from .initial import draw, draw_experts, draw_factors, drawn_seed, take
 from .lora import Factors, scaling
+from .losses import Fractions
 from .options import moe_options
 from .routers import Router
+from .types import Activation, Combine, Device, GradScale, Group, Losses, LossScale, MoEOptions, Recompute
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Aux(NamedTuple):
@@ -41,9 +49,15 @@ class Experts(nn.Module):
 
     With a group, parameters have this rank's E / W experts (troupe.ep); ids number all E."""
 
-    def __init__(self, width, experts, hidden, *, activation="silu", gated=True, bias=False, clamp=None, offset=0.0,
-                 recompute="none", quantize=(-1, -1), lora=None, group=None, mode="fast", grad="mean", std=0.02, layers=1,
-                 device=None, dtype=None):
+    gate_up_proj: nn.Parameter  # [E, 2F, D]; with gated=False up_proj [E, F, D] in its place
+    up_proj: nn.Parameter
+    down_proj: nn.Parameter     # [E, D, F]
+
+    def __init__(self, width: int, experts: int, hidden: int, *, activation: Activation = "silu", gated: bool = True,
+                 bias: bool = False, clamp: float | None = None, offset: float = 0.0, recompute: Recompute = "none",
+                 quantize: Sequence[int] = (-1, -1), lora: Mapping[str, Any] | None = None, group: Group = None,
+                 mode: Combine = "fast", grad: GradScale = "mean", std: float = 0.02, layers: int = 1, device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         ep.check(mode, grad)
         kind = {"device": device, "dtype": dtype}
@@ -81,7 +95,7 @@ class Experts(nn.Module):
                 for name, *_ in self._adapted()]
 
     @torch.no_grad()
-    def merge_lora(self):
+    def merge_lora(self) -> Self:
         """Adds scaling B A to the weights, which stay frozen, and removes the adapters; an optimizer made before still has them."""
         if self.lora is None:
             raise ValueError("merge_lora: these experts have no adapters")
@@ -94,7 +108,7 @@ class Experts(nn.Module):
         self.lora = None
         return self
 
-    def reset_parameters(self, seed=None, name="experts"):
+    def reset_parameters(self, seed: int | None = None, name: str = "experts") -> None:
         """N(0, std), and N(0, std / sqrt(2 layers)) for down_proj: element i of expert e is a function of the seed, the
         name, e and i alone, wherever experts are. Without a seed one is drawn from PyTorch's generator."""
         seed = drawn_seed(seed, self)
@@ -107,7 +121,10 @@ class Experts(nn.Module):
             if bias is not None:
                 nn.init.zeros_(bias)
 
-    def forward(self, x, ids, weights, *, plan=None):
+    if TYPE_CHECKING:
+        def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *, plan: Plan | None = None) -> torch.Tensor: ...
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *, plan: Plan | None = None) -> torch.Tensor:
         if self.ranks is not None:
             sharding.check_wrapper(self)
         return moe_ffn(x, ids, weights, sharding.local(self, self._first), sharding.local(self, "down_proj"),
@@ -127,7 +144,7 @@ class Experts(nn.Module):
                     state_dict[prefix + name] = t[own.start:own.stop]
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         said = f"{self.width}, experts={self.experts}, hidden={self.hidden}, activation={self.form['activation']}"
         if self.lora is not None:
             said += f", lora={self.lora}"
@@ -166,17 +183,44 @@ class SharedExperts(nn.Module):
         return moe_ffn(x, ids, ones, up.unsqueeze(0), self.down_proj.weight.unsqueeze(0), **self.form)
 
 
-class MoE(nn.Module):
+Y = TypeVar("Y", default=tuple[torch.Tensor, Aux])
+
+
+class MoE(nn.Module, Generic[Y]):
     """Router, experts, shared experts. `help(troupe.options.moe_options)` has every argument; those of a recipe's `moe:` are
     taken as they are: troupe.MoE(width=512, **recipe["model"]["moe"]).
 
     forward(x, *, valid=None, sequences=1) -> (y, Aux), or y alone with losses="attach" or "none"
     valid      bool, x's leading dimensions: False is padding. sequences: how many x is made of, for balance="seq"; an x of
-               three dimensions says it itself"""
+               three dimensions says it itself
 
-    def __init__(self, width, experts, top_k=2, hidden=None, **options):
+    To be read: width, num_experts, top_k, hidden. A type checker knows what a call returns: MoE[torch.Tensor] gives y alone."""
+
+    options: SimpleNamespace
+    gate: nn.Module
+    shared_experts: SharedExperts | None
+    shared_expert_gate: nn.Linear | None
+    output_bias: nn.Parameter | None
+    loss_scale: LossScale | None
+    if TYPE_CHECKING:
+        @property
+        def experts(self) -> Experts: ...
+        @experts.setter
+        def experts(self, module: nn.Module) -> None: ...  # DistributedDataParallel(moe.experts)
+        def __call__(self, x: torch.Tensor, *, valid: torch.Tensor | None = None, sequences: int | None = None) -> Y: ...
+
+    @overload
+    def __init__(self: "MoE[tuple[torch.Tensor, Aux]]", width: int, experts: int, top_k: int = 2, hidden: int | None = None, *,
+                 losses: Literal["return"] = "return", **options: Unpack[MoEOptions]) -> None: ...
+
+    @overload
+    def __init__(self: "MoE[torch.Tensor]", width: int, experts: int, top_k: int = 2, hidden: int | None = None, *,
+                 losses: Literal["attach", "none"], **options: Unpack[MoEOptions]) -> None: ...
+
+    def __init__(self, width: int, experts: int, top_k: int = 2, hidden: int | None = None, *, losses: Losses = "return",
+                 **options: Unpack[MoEOptions]) -> None:
         super().__init__()
-        o = moe_options(width, experts, top_k, hidden, **options)
+        o = moe_options(width, experts, top_k, hidden, losses=losses, **options)
         kind = {"device": o.device, "dtype": o.dtype}
         form = {"activation": o.activation, "gated": o.gated, "clamp": o.clamp, "offset": o.offset}
         o.group = ep.ranks_of(o.group)  # which is copied and saved, as a ProcessGroup is not
@@ -191,29 +235,29 @@ class MoE(nn.Module):
         if o.shared_form == "gate":
             self.shared_expert_gate = nn.Linear(width, 1, bias=False, **kind)
         self.output_bias = nn.Parameter(torch.empty(width, **kind)) if o.output_bias else None
-        self.fractions = losses.Fractions(experts, o.device) if o.balance == "global" else None
+        self.fractions = Fractions(experts, o.device) if o.balance == "global" else None
         self.loss_scale = None  # of the loss, for losses="attach": set_loss_scale. None: not said, 1
         self._scaler_sought = False
         self._unused = 0  # training forwards since a gradient last reached aux.loss
         self.reset_parameters()
 
     @classmethod
-    def from_hf(cls, source, **options):
+    def from_hf(cls, source: Any, **options: Any) -> Self:
         """The layer of a transformers MoE block, with its tensors, or of a configuration (troupe.hf_layer). Options are MoE's."""
         from .hf_layer import from_hf
         return from_hf(cls, source, options)
 
-    def to_hf_state_dict(self):
+    def to_hf_state_dict(self) -> dict[str, torch.Tensor]:
         """Under the names of the block that it came from."""
         from .hf_layer import to_hf_state_dict
         return to_hf_state_dict(self)
 
-    def merge_lora(self):
+    def merge_lora(self) -> Self:
         """Experts.merge_lora, of this layer's; returns the layer."""
         getattr(self.experts, "module", self.experts).merge_lora()
         return self
 
-    def reset_parameters(self, seed=None, name=""):
+    def reset_parameters(self, seed: int | None = None, name: str = "") -> None:
         """As Experts.reset_parameters: a layer of a model has the values of `troupe train` under its name and seed."""
         seed, dot = drawn_seed(seed, self), f"{name}." if name else ""
         if hasattr(self.gate, "reset_parameters"):
@@ -229,19 +273,26 @@ class MoE(nn.Module):
         self._unused = 0
 
     @property
-    def width(self):
+    def width(self) -> int:
+        """D: columns of x and y."""
         return self.options.width
 
     @property
-    def top_k(self):
+    def num_experts(self) -> int:
+        """E, over all ranks."""
+        return self.options.experts
+
+    @property
+    def top_k(self) -> int:
+        """K: experts of a token."""
         return self.options.top_k
 
     @property
-    def hidden(self):
+    def hidden(self) -> int:
         """Units of one expert."""
         return self.options.hidden
 
-    def forward(self, x, *, valid=None, sequences=None):
+    def forward(self, x: torch.Tensor, *, valid: torch.Tensor | None = None, sequences: int | None = None) -> Any:
         o = self.options
         with self._refusing(x):
             routing, seen, (ids, weights, dropped) = self._choices(x, valid, sequences)
@@ -350,12 +401,12 @@ class MoE(nn.Module):
         layouts.adapt(state_dict, prefix, self)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         o = self.options
         return f"top_k={o.top_k}, losses={o.losses}, balance={o.balance}, aux_loss={o.aux_loss}, z_loss={o.z_loss}"
 
 
-def set_loss_scale(module, scale):
+def set_loss_scale(module: nn.Module, scale: LossScale | None) -> None:
     """What the loss of `module` is multiplied by before its backward, for layers with losses="attach", whose balance loss cannot
     see it. A number, a tensor of one, or a function that gives one, which each forward in training calls:
 
@@ -369,7 +420,7 @@ def set_loss_scale(module, scale):
         m.loss_scale = scale
 
 
-def end_of_step(module, group=None):
+def end_of_step(module: nn.Module, group: "ProcessGroup | None" = None) -> None:
     """After each optimizer step: moves the routers' balance biases by what the step's forwards counted (over all ranks of
     `group`) and forgets what was counted."""
     for m in module.modules():

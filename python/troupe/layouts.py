@@ -16,15 +16,21 @@
 
 hf and gpt_oss have names in common; router.weight or gate.weight tells them apart, never the sizes."""
 import re
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
 from .checks import Unsupported
 from .functional import _halves
 
+if TYPE_CHECKING:
+    from .layers import MoE
+
 GATE = {"gpt_oss": "router.", "megablocks": "router.layer.", "megablocks_mlp": "router.layer.", "titan": "router.gate.",
         "megatron": "router.", "megatron_te": "router.", "megatron_grouped": "router."}
 LAYOUTS = ("hf", "hf_each", "mixtral_each", *GATE)
+Names: TypeAlias = Literal["hf", "hf_each", "mixtral_each", "gpt_oss", "megablocks", "megablocks_mlp", "titan", "megatron", "megatron_te",
+                           "megatron_grouped"]
 
 
 class _Shape:
@@ -178,7 +184,7 @@ def check_whole(module, what):
                           "with torch.distributed.checkpoint (troupe.shard_experts), and load it into a layer without a group")
 
 
-def state_dict(module, layout="hf"):
+def state_dict(module: "MoE", layout: Names = "hf") -> dict[str, torch.Tensor]:
     """A layer's tensors under the names of `layout`."""
     from .layers import MoE
     if not isinstance(module, MoE):

@@ -32,7 +32,7 @@ def _count(module, args, kwargs):
     held.scatter_add_(0, ids, torch.ones_like(ids))
 
 
-def stats(model):
+def stats(model: torch.nn.Module) -> dict[str, float]:
     """Loads of the experts since the last call, by name; the first call of a model begins to count and returns {}.
 
     moe/load             tokens of the busiest expert over the mean of its layer, in the worst layer

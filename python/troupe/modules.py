@@ -7,7 +7,10 @@
 The file holds `input_ids` [B, S] and a tensor for each module whose output has a row for each token, under the module's name. No padding:
 every token is seen."""
 import argparse
+import os
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -29,7 +32,8 @@ def _output(module, output, ids):
     return next(iter(scores or found), None)
 
 
-def record_modules(model, input_ids, path, **options):
+def record_modules(model: torch.nn.Module, input_ids: torch.Tensor | Sequence[int] | Sequence[Sequence[int]],
+                   path: str | os.PathLike[str], **options: Any) -> list[str]:
     """Calls model(input_ids, **options) without training and writes what its modules gave. Returns the names, in the order of computation;
     of a module that is called twice, the first call counts."""
     from safetensors.torch import save_file

@@ -1,10 +1,15 @@
 """The arguments of troupe.MoE: checked, and a recipe's `moe:` block taken apart into them."""
 import difflib
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
 
 from .checks import Unsupported
 from .functional import ACTIVATIONS
 from .losses import KINDS
+from .types import Activation, Balance, Combine, Device, GradScale, Group, Groups, Losses, RouterKind, Score
 
 ROUTERS = ("topk_softmax", "sigmoid_bias", "quantile", "sinkhorn", "expert_choice")
 # What a recipe says and a layer by itself does not have: refused where it is more than its default.
@@ -12,13 +17,21 @@ ELSEWHERE = {"score_on_input": False, "impl": "grouped", "latent": 0, "table_lay
 OLD_NAMES = {"centre": "center", "normalise": "normalize", "renormalise": "renormalize"}  # recipes saved before have them
 
 
-def moe_options(width, experts, top_k=2, hidden=None, *, router="topk_softmax", order="auto", norm_topk=None, scale=1.0,
-                groups=None, router_bias=False, score=None, rho=0.0, normalize=False, tolerance=1e-4,
-                max_iterations=100, ema=0.0, bias_rate=None, center=False, jitter=0.0, balance=None, aux_loss=1e-2,
-                z_loss=0.0, capacity=None, activation="silu", gated=True, bias=False, clamp=None, offset=0.0, shared=0,
-                shared_hidden=0, shared_gate=False, shared_weighted=False, output_bias=False, return_bias=False,
-                losses="return", recompute="none", quantize=(-1, -1), lora=None, group=None, mode="fast", grad="mean", std=0.02,
-                layers=1, device=None, dtype=None, **others):
+def moe_options(width: int, experts: int, top_k: int = 2, hidden: int | None = None, *,
+                router: RouterKind | torch.nn.Module | Mapping[str, Any] = "topk_softmax",
+                order: Literal["auto", "before", "after"] = "auto", norm_topk: bool | float | None = None, scale: float = 1.0,
+                groups: Groups = None, router_bias: bool = False, score: Score | None = None, rho: float = 0.0,
+                normalize: bool = False, tolerance: float = 1e-4, max_iterations: int = 100, ema: float = 0.0,
+                bias_rate: float | None = None, center: bool = False, jitter: float = 0.0, balance: Balance | None = None,
+                aux_loss: float = 1e-2, z_loss: float = 0.0, capacity: float | Mapping[str, Any] | None = None,
+                activation: Activation = "silu", gated: bool = True, bias: bool = False, clamp: float | None = None,
+                offset: float = 0.0, shared: int | Mapping[str, Any] = 0, shared_hidden: int = 0, shared_gate: bool = False,
+                shared_weighted: bool = False, output_bias: bool = False, return_bias: bool = False, losses: Losses = "return",
+                recompute: Literal["none", "act", "expert", "layer"] = "none",
+                quantize: Sequence[int] | Mapping[str, int] = (-1, -1), lora: Mapping[str, Any] | None = None,
+                group: Group = None, mode: Combine = "fast", grad: GradScale = "mean", std: float = 0.02,
+                layers: int | str | Sequence[Any] = 1, device: Device = None, dtype: torch.dtype | None = None,
+                **others: Any) -> SimpleNamespace:
     """A mixture of `experts` feed-forwards of `hidden` units over a width, of which each token takes `top_k`.
 
     router       topk_softmax, sigmoid_bias, quantile, sinkhorn, expert_choice; a module x -> troupe.Routing; or a recipe's block
@@ -64,6 +77,7 @@ def moe_options(width, experts, top_k=2, hidden=None, *, router="topk_softmax", 
         given = o.capacity if isinstance(o.capacity, dict) else {"factor": o.capacity}
         o.capacity = {"factor": 0.0, "min": 1, "policy": "probs", "renormalize": False, "in_evaluation": False}
         _take("capacity", given, o.capacity)
+        one_of("capacity.policy", o.capacity["policy"], ("probs", "position"))
         o.capacity = o.capacity if o.capacity["factor"] else None
         if o.capacity and o.router in ("quantile", "sinkhorn", "expert_choice"):
             raise ValueError(f"capacity: the router {o.router} balances by itself and excludes one")

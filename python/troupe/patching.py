@@ -8,12 +8,14 @@ Weights, names and layouts stay. Decorated classes are switched by their configu
 the classes of troupe.undecorated by their module's forward."""
 import contextlib
 import functools
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 import torch
 
 from . import gates, hf, hf_lora, undecorated, words
 from .checks import Unsupported
+from .types import Word
 
 OTHER = ("Experts", "MegaBlocksMoeMLP", "ExpertsMLP")
 MARKS = ("_troupe_before", "_troupe_keep", "_troupe_keep_name", "_troupe_place", "_troupe_binding")  # of a module
@@ -31,13 +33,13 @@ class Row(NamedTuple):
     params: int
 
 
-class Report(list):
+class Report(list[Row]):
     """Rows, one an experts module. Prints as a table in which equal neighbors are one line."""
 
-    words = frozenset()
-    partitioned = ()  # classes whose weights DeepSpeed's ZeRO-3 has taken apart
+    words: frozenset[str] = frozenset()
+    partitioned: tuple[type[torch.nn.Module], ...] = ()  # classes whose weights DeepSpeed's ZeRO-3 has taken apart
 
-    def __str__(self):
+    def __str__(self) -> str:
         if not self:
             return "no experts found"
         lines, head = [], ("module", "class", "path", "layout", "dtype", "parameters", "copies", "why")
@@ -130,7 +132,7 @@ def _with_adapters(row, module, names):
     return row._replace(path="products", why=f"adapters of {', '.join(names)} apart from the weights", copy_bytes=0)
 
 
-def report(model):
+def report(model: torch.nn.Module) -> Report:
     """What computes each experts module of the model, and why."""
     adapters = hf_lora.adapted_names(model)
     rows = Report(_with_adapters(_row(name, module), module, adapters.get(module)) for name, module in find_experts(model))
@@ -218,7 +220,8 @@ def _whole_or_undone(model):
         raise
 
 
-def patch(model, what="experts", *, strict=True, check=True):
+def patch(model: torch.nn.Module, what: Word | Literal["all"] | Iterable[Word] = "experts", *, strict: bool = True,
+          check: bool = True) -> Report:
     """Switches the model's experts (and with `what` "all" or a set of words, more) to Troupe; returns a Report. Where it raises, the
     model is as it was.
 
@@ -277,7 +280,7 @@ def _switch(module, faulty, others):
     config._experts_implementation_internal = hf.NAME
 
 
-def unpatch(model):
+def unpatch(model: torch.nn.Module) -> None:
     """Puts back what patch replaced, and ends what troupe.stats counts."""
     from . import loads  # which needs this file
     loads.stop(model)

@@ -15,7 +15,7 @@ ROLL_CALL = 10.0
 class RankLost(RuntimeError):
     """A rank of the group has ended or does not answer: `ranks`, by their numbers in the whole job."""
 
-    def __init__(self, text, ranks):
+    def __init__(self, text: str, ranks: list[int]) -> None:
         super().__init__(text)
         self.ranks = ranks
 

@@ -20,6 +20,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .checkpoint import Checkpoint
 
 CLASSES = {2: "usage or recipe", 3: "data or tokenizer", 4: "checkpoint or model file", 5: "numbers that are not finite",
            6: "a lost rank or communication", 7: "memory, disk or device", 70: "a fault of the program"}
@@ -28,10 +34,11 @@ CLASSES = {2: "usage or recipe", 3: "data or tokenizer", 4: "checkpoint or model
 class RunError(RuntimeError):
     """A run that failed: `exit`, the program's exit code; `kind`, what it stands for; `code`, as E2003, or None; `text`."""
 
-    def __init__(self, words, code, text):
+    def __init__(self, words: "Sequence[str]", code: int, text: str) -> None:
         found = re.search(r"\bE\d{4}\b", text)
         self.exit, self.kind = code, CLASSES.get(code, "ended by a signal" if code < 0 else "unknown")
-        self.code, self.text = found and found.group(), text
+        self.code: str | None = found and found.group()
+        self.text = text
         super().__init__(f"troupe {words[0]} ended with {code} ({self.kind}):\n{text}")
 
 
@@ -84,7 +91,7 @@ def _is_gone(record):
 class Run:
     """A process of the program. `out` is what it wrote to its output, `log` its lines; both grow while it runs."""
 
-    def __init__(self, words, settings, options, quiet):
+    def __init__(self, words: "Sequence[object]", settings: "Mapping[str, Any]", options: "Mapping[str, Any]", quiet: bool) -> None:
         self.words = [str(w) for w in words]
         self._settings = [w for key, value in settings.items() for w in ("--set", f"{key}={_value(value)}")]
         self._stopped, self._parts = False, {"out": [], "log": []}
@@ -105,14 +112,14 @@ class Run:
                     print(line, end="", flush=True)
 
     @property
-    def out(self):
+    def out(self) -> str:
         return "".join(self._parts["out"])
 
     @property
-    def log(self):
+    def log(self) -> str:
         return "".join(self._parts["log"])
 
-    def wait(self):
+    def wait(self) -> "Run":
         """Until it ends; returns this Run. An interrupt stops the program as stop() does, and is raised when it has ended."""
         try:
             code = self.process.wait()
@@ -126,13 +133,13 @@ class Run:
             raise RunError(self.words, code, (self.log or self.out).strip()[-4000:])
         return self
 
-    def stop(self):
+    def stop(self) -> None:
         """Asks it to end after this step, with a checkpoint; wait() waits for that."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
     @property
-    def folder(self):
+    def folder(self) -> Path:
         """The run folder: of `train`, the recipe's checkpoint.dir."""
         if not hasattr(self, "_folder"):
             recipe = next((w for w in self.words if w.endswith((".yaml", ".yml"))), None)
@@ -145,12 +152,12 @@ class Run:
         return self._folder
 
     @property
-    def steps(self):
+    def steps(self) -> list[dict[str, Any]]:
         """The rows of log.jsonl that are steps, so far: loss, lr, tokens_s and the others, by name."""
         return [row for row in records(self.folder / "log.jsonl") if "event" not in row]
 
     @property
-    def exit(self):
+    def exit(self) -> dict[str, Any] | None:
         """exit.json, by name: `state` is running, finished, stopped or failed, or killed where its process is gone and left no
         reason; None before the run has begun."""
         file = self.folder / "exit.json"
@@ -162,22 +169,22 @@ class Run:
         return record
 
     @property
-    def checkpoint(self):
+    def checkpoint(self) -> "Checkpoint":
         from .checkpoint import Checkpoint
         return Checkpoint(self.folder)
 
     @property
-    def report(self):
+    def report(self) -> Path:
         return self.folder / "report.html"
 
-    def to_hf(self, folder, **options):
+    def to_hf(self, folder: str | os.PathLike[str], **options: Any) -> Any:
         """Exports the newest checkpoint, and loads it with transformers. Options are those of `troupe export`."""
         run("export", self.folder, folder, quiet=True, **options).wait()
         from transformers import AutoModelForCausalLM
         return AutoModelForCausalLM.from_pretrained(folder, experts_implementation="troupe")
 
 
-def run(*words, set=None, quiet=False, **options):
+def run(*words: object, set: "Mapping[str, Any] | None" = None, quiet: bool = False, **options: Any) -> Run:
     """Starts `troupe WORDS... --set KEY=VALUE ...` and returns its Run at once; quiet: prints no lines."""
     if not words:
         raise TypeError('troupe.run: which verb? troupe.run("train", "recipe.yaml")')

@@ -1,14 +1,18 @@
 """Routers: which experts a token takes, and what they count. The kinds of `troupe train`, over the same operators."""
 import warnings
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from .checks import check_mapped, full_precision, wide
+from .checks import check_mapped, full_precision, in_words, wide
 from .initial import clear, draw, drawn_seed
 from .losses import in_backward, keep_types
 from .routing import Routing, route
+from .types import Device, Groups, RouterKind, Score
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Routed(NamedTuple):
@@ -62,9 +66,15 @@ class _Product(torch.autograd.Function):
 class Router(nn.Module):
     """x [..., D] -> troupe.Routing. `help(troupe.options.moe_options)` says what the arguments are."""
 
-    def __init__(self, width, experts, top_k, *, kind="topk_softmax", order="auto", norm_topk=None, scale=1.0, groups=None,
-                 score=None, rho=0.0, normalize=False, tolerance=1e-4, max_iterations=100, ema=0.0, bias_rate=None,
-                 center=False, jitter=0.0, bias=False, std=0.02, device=None, dtype=None):
+    weight: nn.Parameter       # [E, D]
+    bias: nn.Parameter | None  # [E]
+
+    def __init__(self, width: int, experts: int, top_k: int, *, kind: RouterKind = "topk_softmax",
+                 order: Literal["auto", "before", "after"] = "auto", norm_topk: bool | float | None = None, scale: float = 1.0,
+                 groups: Groups = None, score: Score | None = None, rho: float = 0.0, normalize: bool = False,
+                 tolerance: float = 1e-4, max_iterations: int = 100, ema: float = 0.0, bias_rate: float | None = None,
+                 center: bool = False, jitter: float = 0.0, bias: bool = False, std: float = 0.02, device: Device = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.kind, self.experts, self.top_k, self.scale, self.std = kind, experts, top_k, scale, std
         self.jitter, self.center, self.ema, self.rho = jitter, center, ema, rho or float(top_k)
@@ -107,14 +117,17 @@ class Router(nn.Module):
         before = order == "before" or norm_topk or self.top_k == 1
         return {"order": "before" if before else "after", "norm": norm_topk if before else None}
 
-    def reset_parameters(self, seed=None, name="router"):
+    def reset_parameters(self, seed: int | None = None, name: str = "router") -> None:
         draw(self.weight, f"{name}.weight", drawn_seed(seed, self), self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         clear(self)
         self._forwards = 0
 
-    def forward(self, x, *, valid=None, inside=None):
+    if TYPE_CHECKING:
+        def __call__(self, x: torch.Tensor, *, valid: torch.Tensor | None = None) -> Routing: ...
+
+    def forward(self, x: torch.Tensor, *, valid: torch.Tensor | None = None, inside: dict[str, Any] | None = None) -> Any:
         """`inside`: what the layer around it tells `route`, whose answer it then gets: through a call of the module, or hooks on
         it (FSDP2's, which gather its weights) would not run."""
         if inside is not None:
@@ -123,7 +136,9 @@ class Router(nn.Module):
         return Routing(r.ids, r.weights, r.counts, None if r.scores is None else r.scores.squeeze(0), r.lse2,
                        None if r.plain_counts is None else r.plain_counts.squeeze(0), r.tokens.squeeze(0))
 
-    def route(self, x, *, valid=None, sequences=1, balance=True):
+    @in_words
+    def route(self, x: torch.Tensor, *, valid: torch.Tensor | None = None, sequences: int = 1,
+              balance: bool = True) -> tuple[Routed, torch.Tensor]:
         """(Routed, x for whoever reads it next) of x [T, D]."""
         for name, t in (("x", x), ("weight", self.weight)):
             check_mapped(name, t)
@@ -173,7 +188,7 @@ class Router(nn.Module):
             self._forwards += 1
             if self._forwards == 100:
                 warnings.warn(f"the router {self.kind} has run 100 training forwards without an end of a step: call "
-                              "troupe.end_of_step(module) after optimizer.step()", stacklevel=4)
+                              "troupe.end_of_step(module) after optimizer.step()", stacklevel=5)
         with torch.no_grad():
             if self.kind == "sigmoid_bias":
                 self.step_counts.add_(routed.counts)
@@ -182,7 +197,7 @@ class Router(nn.Module):
                 self.step_sums.add_(torch.cat([fresh, torch.ones(1, device=fresh.device)]))
 
     @torch.no_grad()
-    def end_of_step(self, group=None):
+    def end_of_step(self, group: "ProcessGroup | None" = None) -> None:
         self._forwards = 0
         if self.kind == "sigmoid_bias":
             counts = self._total(self.step_counts, group)
@@ -209,5 +224,5 @@ class Router(nn.Module):
     def _apply(self, fn, recurse=True):
         return keep_types(self, fn, lambda: super(Router, self)._apply(fn, recurse))
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"{self.weight.shape[1]}, experts={self.experts}, top_k={self.top_k}, kind={self.kind}"

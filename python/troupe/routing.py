@@ -1,9 +1,11 @@
 """Which experts a token takes, and which row each of its choices has: `route`, `plan` and what they return."""
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from .checks import Unsupported, check_beside, check_tensor
+from .checks import Unsupported, check_beside, check_tensor, in_words
+from .types import Device, Groups, Order, Score
 
 WEIGHTINGS = {"softmax": ("raw", "norm"), "sigmoid": ("sum", "sum"), "sqrtsoftplus": ("sum", "sum")}
 
@@ -49,8 +51,11 @@ def _weighting(score, order, norm):
     return "norm", float(norm)
 
 
-def route(logits, k, *, score="softmax", order="before", norm=None, scale=1.0, bias=None, beta=None, groups=None,
-          valid=None, given=None, sequences=None, balance=True):
+@in_words
+def route(logits: torch.Tensor, k: int, *, score: Score = "softmax", order: Order = "before", norm: bool | float | None = None,
+          scale: float = 1.0, bias: torch.Tensor | None = None, beta: torch.Tensor | None = None, groups: Groups = None,
+          valid: torch.Tensor | None = None, given: torch.Tensor | None = None, sequences: int | None = None,
+          balance: bool = True) -> Routing:
     """The k best experts of each token, and their weights times `scale`.
 
     order   "before": scores of all experts, of which k are taken; "after": the softmax of the k chosen logits
@@ -111,7 +116,8 @@ def segments(name, counts, rows):
     return torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
 
 
-def plan(ids, experts, *, alignment=1, capacity=0):
+@in_words
+def plan(ids: torch.Tensor, experts: int, *, alignment: int = 1, capacity: int = 0) -> Plan:
     """The rows of these choices, ids [T, K] or [T]. Each expert's rows are a multiple of `alignment`; with a capacity every
     expert has exactly that many, and choices beyond it have no row. Nothing waits for the device."""
     check_tensor("ids", ids, floating=False)
@@ -119,7 +125,8 @@ def plan(ids, experts, *, alignment=1, capacity=0):
     return Plan(*torch.ops.troupe.routing_plan(ids, experts, alignment, capacity))
 
 
-def plan_from_counts(counts, rows, *, device=None):
+@in_words
+def plan_from_counts(counts: torch.Tensor | Sequence[int], rows: int, *, device: Device = None) -> Plan:
     """The plan of `rows` rows that are sorted by expert already: counts[e] of them are expert e's. Rows past the sum of
     counts have no expert."""
     counts = whole_counts("counts", counts)

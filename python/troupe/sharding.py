@@ -8,11 +8,15 @@ A layer made with group= has plain parameters of its rank's experts. One that is
 torch.distributed.checkpoint saves and loads over any number of ranks, and which FSDP2 shards further over another dimension
 of the same mesh."""
 import sys
+from typing import TypeVar
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from . import ep
 from .checks import Unsupported
+
+M = TypeVar("M", bound=torch.nn.Module)
 
 
 def _modules(model):
@@ -20,7 +24,7 @@ def _modules(model):
     return [(name, m) for name, m in model.named_modules() if isinstance(m, Experts)]
 
 
-def shard_experts(model, mesh, dim="ep"):
+def shard_experts(model: M, mesh: DeviceMesh, dim: str = "ep") -> M:
     """Gives every troupe.Experts in the model E / W experts a rank: parameters become DTensors, Shard(0) over the mesh (or over
     its dimension `dim`). Values are those of the mesh's first rank. Returns the model."""
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -55,13 +59,13 @@ def local(module, name):
                       "over the layer's own ranks (troupe.shard_experts)")
 
 
-def expert_parameters(model):
+def expert_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     """Returns the (name, parameter) pairs of the experts that are sharded over ranks."""
     apart = {id(p) for _, m in _modules(model) if m.ranks is not None for p in m.parameters()}
     return [(name, p) for name, p in model.named_parameters() if id(p) in apart]
 
 
-def leave_experts_to_ranks(model):
+def leave_experts_to_ranks(model: M) -> M:
     """Before DistributedDataParallel(model): it neither sends round nor averages what each rank has its own of."""
     from torch.nn.parallel import DistributedDataParallel
     names = [name for name, _ in expert_parameters(model)]
@@ -113,7 +117,7 @@ def check_wrapper(module):
                               "DistributedDataParallel(model)")
 
 
-def clip_grad_norm_(model, max_norm, *, eps=1e-6):
+def clip_grad_norm_(model: torch.nn.Module, max_norm: float, *, eps: float = 1e-6) -> torch.Tensor:
     """torch.nn.utils.clip_grad_norm_ for a model with experts over ranks: the 2-norm has every expert of every rank once, so
     that all ranks scale by one number. Call it on every rank; returns the norm."""
     import torch.distributed as dist
