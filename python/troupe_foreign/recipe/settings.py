@@ -39,6 +39,7 @@ class Settings:
         self.ignored, self.left_out, self.refused, self.holes, self.notes = [], [], [], [], []
         self.own = {}  # path of a recipe: (value, theirs), beside what flags become
         self.model_open = False  # the model is not known: no key of it is written
+        self.preset, self.stood_in = None, ""  # a preset is the model: what the file says beside it stays; "..., in place of PRESET"
 
     def give(self, flag, value, theirs, place="", soft=False):
         """A switch that is off is not given."""
