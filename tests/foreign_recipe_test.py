@@ -380,13 +380,19 @@ class ForeignRecipe(unittest.TestCase):
         self.assertIn("ms-swift's, GRPO: of `swift rlhf` only dpo is read", self.convert(grpo, code=2))
 
     def test_dropout_of_adapters_is_carried(self):
-        self.convert(self.script("swift.sh", SWIFT.replace("--lora_dropout 0 ", "")), code=8)
+        words = SWIFT.replace("--lora_dropout 0 ", "")
+        self.convert(self.script("swift.sh", words.replace("--expert_model_parallel_size 2", "")), code=8)
         self.audit({"model.lora.dropout": 0.05})
+        self.check("train.steps=10")
+        said = self.convert(self.script("swift.sh", words), code=8)
+        self.assertIn("lora_dropout: 0.05, ms-swift's default: left out, as adapters of experts that are over ranks take none here", said)
+        self.assertNotIn("dropout: 0.05", re.sub("#.*", "", (self.folder / "out.yaml").read_text()))
+        self.check("train.steps=10")
         self.convert(self.write("axolotl.yml", AXOLOTL + "lora_dropout: 0.125\n"), code=8)
         self.audit({"model.lora.dropout": 0.125})
         self.check()
         self.convert(self.script("swift.sh", SWIFT), code=8)
-        self.assertNotIn("dropout: 0.05", (self.folder / "out.yaml").read_text())
+        self.assertNotIn("lora_dropout", (self.folder / "out.yaml").read_text())
 
     def test_a_model_beyond_megatrons_flags_is_a_preset(self):
         text = AXOLOTL.replace("Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b") + "model_quantization_config: Mxfp4Config\n"
@@ -414,6 +420,12 @@ class ForeignRecipe(unittest.TestCase):
             "num_layers_in_first_pipeline_stage=10", "num_layers_in_last_pipeline_stage=12", "persist_layer_norm=True"))
         self.convert(self.script("verl.sh", f"{VERL} actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=4 {ranks}"), code=8)
         self.audit({"parallel.stages": "Et*10|(t*13|)*2,t*12L"})
+        lora = " ".join(f"actor_rollout_ref.{one}" for one in ("model.lora.rank=16", "model.lora.dropout=0.1", "model.lora.lora_A_init_method=kaiming",
+                        "model.lora.target_modules=[linear_qkv,linear_proj]", "actor.optim.betas=[0.9,0.95]"))
+        said = self.convert(self.script("verl.sh", f"{VERL} {lora}"), code=8)
+        self.audit({"model.lora.rank": 16, "model.lora.alpha": 32.0, "model.lora.dropout": 0.1, "model.lora.targets": ["attention"],
+                    "train.optimizer.betas": [0.9, 0.95]})
+        self.assertIn("lora_A_init_method=kaiming: of its rollouts", said)
         other = self.script("verl.sh", VERL.replace("verl.trainer.main_ppo", "verl.trainer.main_generation"))
         self.assertIn("it generates or evaluates", self.convert(other, code=2))
 
@@ -421,11 +433,53 @@ class ForeignRecipe(unittest.TestCase):
         self.write("scripts/models/small.sh", "L=${LAYERS:-4}\nMODEL_ARGS=(--moe-layer-freq [0]*1+[1]*$((L-1)) "
                    + MEGATRON.replace("--num-layers 2", "--num-layers $L") + ")\n")
         self.write("scripts/models/smaller.sh", 'LAYERS=3 source "$(dirname -- "${BASH_SOURCE[0]}")/small.sh"\n')
-        run = self.write("examples/deep/run.sh", 'if [ -z "$BASE" ]; then\n  exit 1\nfi\nsource "/root/slime/scripts/models/smaller.sh"\n'
+        run = self.write("examples/deep/run.sh", 'A=${A:-}\nif [ -z "${A}" ]; then\n  echo no\n  exit 1\nfi\nif [ -z "$BASE" ]; then\n  exit 1\nfi\nsource "/root/slime/scripts/models/smaller.sh"\n'
                          "python3 train.py --num-rollout 9 --save $BASE/s ${MODEL_ARGS[@]}\n")
-        self.assertIn("give --variable BASE=VALUE", self.convert(run, code=2))
-        self.convert(run, "--variable", "BASE=/b", code=8)
+        self.assertIn("give --variable A=VALUE --variable BASE=VALUE", self.convert(run, code=2))
+        self.assertIn("give --variable BASE=VALUE", self.convert(run, "--variable", "A=a", code=2))
+        self.convert(run, "--variable", "BASE=/b", "--variable", "A=a", code=8)
         self.audit({"model.layers": 3, "model.moe.layers": "[0]*1+[1]*2", "checkpoint.dir": "/b/s"})
+
+    def test_a_command_that_lost_its_flags_is_named(self):
+        file = self.write("lost.sh", "MODEL_ARGS=(--num-layers 2)\npython3 train.py --num-rollout 9\n  ${MODEL_ARGS[@]}\n")
+        self.assertIn("the command that trains gets no --num-layers", self.convert(file, code=2))
+
+    def test_latent_attention_has_no_biases(self):
+        mla = ("--multi-latent-attention --kv-lora-rank 16 --qk-head-dim 8 --qk-pos-emb-head-dim 8 --v-head-dim 16 --rope-type rope --add-qkv-bias --qk-layernorm "
+               "--seq-length 32 --max-position-embeddings 64")
+        said = self.convert(self.script("mla.sh", f"{SLIME} {mla}"), code=8)
+        self.audit({"model.mla.kv_rank": 16, "model.bias": False})
+        self.assertIn("--add_qkv_bias: latent attention has no biases in Megatron-LM either", said)
+
+    def test_models_that_see_are_named(self):
+        for name in ("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-VL-30B-A3B-Instruct", "meta-llama/Llama-4-Scout-17B-16E"):
+            for file in (self.script("swift.sh", SWIFT.replace("Qwen/Qwen3-30B-A3B", name)), self.write("sft.sh", SWIFT_SFT.replace(
+                    "Qwen/Qwen3-30B-A3B", name)), self.write("axolotl.yml", AXOLOTL.replace("Qwen/Qwen3-30B-A3B", name))):
+                self.assertIn(f"of a model that sees or hears ({name})", self.convert(file, code=2))
+
+    def test_primus_sinks_stages_and_chats(self):
+        more = ("      use_sink_attention: true\n      sink_sliding_window: 16\n      pipeline_model_parallel_size: 2\n      NCCL_DEBUG: INFO\n"
+                "      virtual_pipeline_model_parallel_size: 1\n      stage: sft\n      sft_dataset_name: some/chats\n      enable_packed_sequences: true\n"
+                "      hf_path: some/model\n")
+        said = self.convert(self.primus(PRIMUS.replace("pre_trainer:", "sft_trainer:") + more), code=8)
+        self.audit({"model.sinks": True, "model.window": 16, "model.window_layers": 2, "parallel.pipeline": 2}, holes=["checkpoint.init_from"])
+        self.assertIn("sft_dataset_name: some/chats: of its data", said)
+        self.assertIn("NCCL_DEBUG: INFO: a variable of its environment", said)
+        deeper = self.primus(PRIMUS.replace("num_layers: 2", "num_layers: 4") + more.replace("parallel_size: 1", "parallel_size: 2")
+                             + "      num_layers: 4\n")
+        self.convert(deeper, code=8)
+        self.assertRegex((self.folder / "out.yaml").read_text(), r"virtual_pipeline_model_parallel_size: 2")
+
+    def test_the_table_counts_files_of_mixtures(self):
+        self.write("slime/scripts/run.sh", f"python3 train.py --num-rollout 9 --save s {MEGATRON.replace(chr(10), ' ')}\n")
+        self.write("slime/scripts/lost-moe.sh", "python3 train.py --num-rollout 9\n")
+        self.write("slime/scripts/dense.sh", "python3 train.py --num-layers 2\n")
+        self.write("slime/examples/eval/moe.sh", "python3 eval.py\n")
+        words = [sys.executable, str(ROOT / "tools/foreign_table.py"), "--troupe", str(TROUPE), "--each", str(self.folder / "slime")]
+        said = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True).stdout
+        self.assertRegex(said, r"(?m)^with edits +scripts/run\.sh: .*data\.train")
+        self.assertRegex(said, r"(?m)^not read +scripts/lost-moe\.sh: slime's, and the command that trains gets no --num-layers")
+        self.assertIn("| slime | - | 2 | 0 | 1 | 0 | 0 | 1 | 0 | 50% | 50% |", said)
 
     def test_slimes_qwen3_next_is_the_preset(self):
         words = ("python3 train.py --num-rollout 9 --spec slime_plugins.models.qwen3_next get_qwen3_next_spec --num-layers 48 --hidden-size 2048 "

@@ -22,13 +22,19 @@ from troupe_foreign.recipe.__main__ import main as convert  # noqa: E402
 # Where a project keeps files that train.
 PLACES = {"verl": ["examples", "recipe"], "slime": ["scripts", "examples"], "ms-swift": ["examples"], "primus": ["examples/megatron/configs"],
           "llama-factory": ["examples"], "axolotl": ["examples"]}
+# Nothing there trains.
+IDLE = re.compile(r"(^|/)(infer|export|generation|eval\w*)(/|\.sh$)")
 MIXTURE = re.compile(
-    r"(?i)mixtral|moe|(?<![a-z])a\d+(\.\d+)?b(?![a-z])|deepseek-?_?(v[234]|r1|coder-v2)|dsv\d|moonlight|glm-?4\.?[567]|glm-?5|gpt[-_]?oss|"
+    r"(?i)mixtral|moe|(?<![a-z])a\d+(\.\d+)?b(?![a-z])|deepseek-?_?(v[234]|r1(?!-distill|-0528-qwen)|coder-v2)|dsv\d|moonlight|glm-?4\.?[567]|glm-?5|gpt[-_]?oss|"
     r"qwen3[-_.]next|kimi|llama-?4|scout|maverick|olmoe|minimax|mimo-v2|jamba|dbrx|num[-_]experts|"
     r"expert[-_](model[-_])?parallel[-_]size[\"']?[=:\s]+([2-9]|1\d|\$\{?PRIMUS_EP:[2-9])")
 HOLES = {"data.train": "[{kind: mock}]", "train.steps": "1000", "data.sequence": "4096", "model.max_positions": "4096", "checkpoint.dir": "run",
-         "train.global_batch": "8", "checkpoint.init_from": None}
+         "data.tokenizer": "'null:40000'", "train.tokens": "1000000000", "train.global_batch": "8", "train.optimizer.lr": "1e-4", "checkpoint.init_from": None}
 AS_IT_STANDS, EDITS, OPEN, NOT_CHECKED, REFUSED = "as it stands", "with edits", "model not known", "check refuses", "not read"
+# Of something else than a decoder of text that learns from text, chats or pairs.
+OTHER = "of another kind"
+OTHER_KINDS = re.compile(r"sees|hears|GRPO|KTO|GKD|'s, RM|PPO|reward|seq_cls|trains nothing|it trains nothing|no training|diffusion|LFM2|mamba|"
+                         r"is of none of|is a script of none of|linear or sparse attention|kimi_k3|deepseek_v4|of Grok")
 
 
 @dataclasses.dataclass
@@ -44,7 +50,7 @@ def is_mixture(path, root):
 
 def files_of(root, places):
     found = [p for place in places for end in ("sh", "yaml", "yml") for p in (root / place).rglob(f"*.{end}")]
-    return sorted(p for p in found if p.is_file() and is_mixture(p, root))
+    return sorted(p for p in found if p.is_file() and not IDLE.search(str(p.relative_to(root))) and is_mixture(p, root))
 
 
 def reason(said):
@@ -75,7 +81,8 @@ def result_of(file, troupe, variables):
             wanted = {f"{one}=/{one}" for one in re.findall(r"--variable (\w+)=VALUE", said.getvalue())} - set(variables)
             if wanted:
                 return result_of(file, troupe, [*variables, *sorted(wanted)])
-            return Result(REFUSED, reason(said.getvalue()))
+            why = reason(said.getvalue())
+            return Result(OTHER if OTHER_KINDS.search(why) else REFUSED, why)
         holes = re.findall(r"(?m)^# to be filled in: ([\w.]+):", recipe.read_text())
         if "model" in holes:
             return Result(OPEN, re.search(r"(?m)^# to be filled in: model: (.*)", recipe.read_text())[1])
@@ -92,8 +99,12 @@ def commit_of(root):
 def row(name, commit, results):
     count = collections.Counter(one.kind for one in results)
     good = count[AS_IT_STANDS] + count[EDITS]
-    each = " | ".join(str(count[kind]) for kind in (AS_IT_STANDS, EDITS, OPEN, NOT_CHECKED, REFUSED))
-    return f"| {name} | {commit} | {len(results)} | {each} | {100 * good // max(len(results), 1)}% |"
+    each = " | ".join(str(count[kind]) for kind in (AS_IT_STANDS, EDITS, OPEN, NOT_CHECKED, REFUSED, OTHER))
+    return f"| {name} | {commit} | {len(results)} | {each} | {part(good, len(results))} | {part(good, len(results) - count[OTHER])} |"
+
+
+def part(good, of):
+    return f"{100 * good // max(of, 1)}%"
 
 
 def parsed():
@@ -118,8 +129,9 @@ def main():
             if options.each:
                 print(f"{results[-1].kind:16} {file.relative_to(root)}: {results[-1].why}", flush=True)
         rows.append(row(root.name, commit_of(root), results))
-    print("| project | commit | files | as it stands | with edits | model not known | `check` refuses | not read | accepted |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
+    print("| project | commit | files | as it stands | with edits | model not known | `check` refuses | not read | of another kind | accepted | "
+          "of its kind |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     print("\n".join(rows))
 
 

@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 from . import document, hand_over, hub_models, whose
-from .common import give_tokenizer
+from .common import give_tokenizer, settle_dropout
 from .settings import STAND_IN, Fault
 
 EXIT_USAGE, EXIT_UNFILLED = 2, 8
@@ -80,6 +80,7 @@ def convert(options):
     troupe = hand_over.program(options.troupe)
     settings = whose.read(options.file, troupe, options.variable, options.config)
     give_tokenizer(settings)
+    settle_dropout(settings)
     out = hand_over.HandOver(settings, troupe).outcome()
     recipe, mapped = composed(settings, out)
     holes = holes_of(settings, out)

@@ -41,6 +41,15 @@ def give(settings, name, value, theirs, place="", soft=False):
         settings.give(flag, value, theirs, place, soft)
 
 
+SEES = re.compile(r"VL|Omni|InternVL|Ovis|GLM-4\.\dV|Kimi-VL|vl-|Qwen3\.[56]|[Ll]lama-4|[Gg]emma-?4|diffusion|OCR|Mistral-Small-4")
+
+
+def refuse_sight(whose, file, model):
+    """Models that see, whose texts are not trained alone either: their layers are others."""
+    if SEES.search(model):
+        raise Fault(f"{file}: {whose}'s, of a model that sees or hears ({model}): decoders of text are supported")
+
+
 def give_model(settings, name, place, config=None, weights=True):
     """The flags of the model that a hub's name or a path says, or all of `model` to be filled in."""
     if not config and hub_models.preset_of(name):
@@ -89,6 +98,15 @@ def give_tokenizer(settings):
             and not pathlib.Path(one.value).exists():
         del settings.flags["tokenizer-model"]
         settings.hole("data.tokenizer", f"{one.theirs}: the folder of its files, where text is read and not token files")
+
+
+def settle_dropout(settings):
+    """Adapters of experts that are over ranks take no dropout here."""
+    targets = settings.own.get("model.lora.targets", ([], ""))[0]
+    if "experts" in targets and "model.lora.dropout" in settings.own and number(settings.value("expert-model-parallel-size"), 1) > 1:
+        dropout, theirs = settings.own.pop("model.lora.dropout")
+        settings.note(f"{theirs}: left out, as adapters of experts that are over ranks take none here: `parallel: {{expert: 1, shard: full}}` and "
+                      f"`model.lora.dropout: {dropout:g}` have it")
 
 
 def number(value, otherwise=None):

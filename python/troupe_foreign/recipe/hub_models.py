@@ -107,7 +107,7 @@ MODELS["deepseek-moe-16b"] = None  # no latent attention: of a family that Megat
 PRESETS = {"gpt-oss-20b": (24, 32, 0, "aux_loss"), "gpt-oss-120b": (36, 128, 0, "aux_loss"), "dbrx": (40, 16, 0, "batched_loss"),
            "qwen3-next-80b-a3b": (48, 512, 512, "global_loss"), "olmoe-1b-7b": (16, 64, 0, "aux_loss")}
 SAME = {"gpt-oss-safeguard-20b": "gpt-oss-20b", "gpt-oss-safeguard-120b": "gpt-oss-120b"}
-SUFFIX = re.compile(r"-(instruct|base|chat|it|hf|bf16|fp8|bnb-nf4|dequantized|converted-v2|v0\.\d|\d{4}|0528|thinking)$")
+SUFFIX = re.compile(r"-(instruct|base|chat|it|hf|bf16|fp8|bnb-nf4|config-verl|dequantized|converted-v2|v0\.\d|\d{4}|0528|thinking)$")
 
 
 def stem(name, table):

@@ -5,7 +5,7 @@ import re
 import tempfile
 
 from . import hand_over
-from .common import give, give_model, give_preset, number, plain, shown
+from .common import give, give_model, give_preset, number, plain, refuse_sight, shown
 from .settings import STAND_IN, Fault, Settings
 from .swift_sft import SWIFT_IGNORED, swift_sft
 from .tuning import preference
@@ -74,7 +74,7 @@ SWIFT_NAMES = {"max_length": "seq-length", "output_dir": "save", "save": "save",
                "logging_steps": "log-interval", "dataloader_num_workers": "num-workers", "save_interval": "save-interval",
                "eval_interval": "eval-interval", "log_interval": "log-interval", "max_epochs": "num_train_epochs"}
 SWIFT_DEFAULTS = {"micro-batch-size": 1, "global-batch-size": 16, "lr-decay-style": "cosine", "min-lr": 0, "weight-decay": 0.1,
-                  "adam-beta1": 0.9, "adam-beta2": 0.95, "clip-grad": 1.0, "seed": 42, "save-interval": 500,
+                  "adam-beta1": 0.9, "adam-beta2": 0.95, "clip-grad": 1.0, "seed": 42, "save-interval": 500, "log-interval": 5,
                   "moe-aux-loss-coeff": 0, "moe-router-dtype": "fp32", "expert-tensor-parallel-size": 1, "use-distributed-optimizer": True}
 
 
@@ -89,7 +89,8 @@ def swift(script, config):
     if first.get("task_type", "causal_lm") != "causal_lm":
         raise Fault(f"{script.file}: ms-swift's, {first['task_type']}: only models that write text are supported")
     model = first.get("model") or first.get("mcore_model") or first.get("load") or "no model"
-    if re.search(r"VL|Omni|InternVL|Ovis|GLM-4\.\dV|Kimi-VL", model) or "freeze_vit" in given:
+    refuse_sight("ms-swift", script.file, model)
+    if "freeze_vit" in given:
         raise Fault(f"{script.file}: ms-swift's, of a model that sees or hears ({model}): decoders of text are supported")
     line = next((at for name, _, at in flags if name in ("model", "load")), 1)
     give_model(out, model, script.place(line), config)
@@ -182,6 +183,9 @@ def slime(script, config):
     out, flags = Settings("slime", script.file), script.flags()
     own, preset = [], False
     names = [name for name, _, _ in flags]
+    if script.program and "num_layers" not in names:
+        raise Fault(f"{script.file}: slime's, and the command that trains gets no --num-layers: a line before them ends without a backslash, "
+                    "or a variable names a model's script that is not here")
     for name, values, line in flags:
         theirs = theirs_of(name, values)
         if name in ("eval_interval", "eval_iters") or SLIME_OWN.match(name):
@@ -244,8 +248,7 @@ def verl(script, config):
     if root not in said:
         raise Fault(f"{script.file}: verl's, and it names no {VERL_MODEL}: it generates or evaluates")
     model = said[root][0]
-    if re.search(r"VL|Omni|vl-", model):
-        raise Fault(f"{script.file}: verl's, of a model that sees ({model}): decoders of text are supported")
+    refuse_sight("verl", script.file, model)
     give_model(out, model, script.place(said[root][1]), config)
     own = {root}
 
@@ -273,7 +276,13 @@ def verl(script, config):
     for name in [name for name in said if name.startswith(transformer)]:
         take(name, name[len(transformer):])
     verl_batch(out, said, own, sft)
-    take("trainer.default_local_dir", "save", "checkpoints")
+    project, run = (said.get(f"trainer.{one}_name", (otherwise, 0))[0] for one, otherwise in (("project", "verl_examples"), ("experiment", "gsm8k")))
+    take("trainer.default_local_dir", "save", f"checkpoints/{project}/{run}")
+    if "actor_rollout_ref.actor.optim.betas" in said:
+        text, line = said["actor_rollout_ref.actor.optim.betas"]
+        own.add("actor_rollout_ref.actor.optim.betas")
+        for flag, value in zip(("adam-beta1", "adam-beta2"), text.strip("[]()").split(",")):
+            out.give(flag, value.strip(), f"actor_rollout_ref.actor.optim.betas={text}", script.place(line))
     take("trainer.save_freq", "save-interval")
     if number(out.value("save-interval"), 1) <= 0:
         out.flags.pop("save-interval")
@@ -291,12 +300,19 @@ def verl(script, config):
 
 
 def verl_adapters(out, said, own, rank):
-    names = [n for n in said if re.search(r"model\.lora[._]", n) or n.endswith(".target_modules")]
+    names = [n for n in said if re.search(r"model\.lora[._](rank|alpha|dropout|target_modules)$", n) or n.endswith(".target_modules")]
     own.update(names)
-    alpha = next((said[n][0] for n in names if n.endswith("alpha")), 16)
+    alpha = next((said[n][0] for n in names if n.endswith("alpha")), 32 if "actor_rollout_ref.model.lora.rank" in said else 16)
+    if dropout := next((number(said[n][0]) for n in names if n.endswith("dropout")), 0):
+        out.set("model.lora.dropout", dropout, f"lora.dropout={dropout:g}")
     out.set("model.lora.rank", int(number(rank)), f"lora_rank={rank}")
     out.set("model.lora.alpha", number(alpha), f"lora_alpha={alpha}")
-    out.set("model.lora.targets", ["attention", "experts"] if out.has("num-experts") else ["attention", "ffn"], "target_modules: all linear layers")
+    modules = next((said[n][0] for n in names if n.endswith("target_modules")), "all linear layers")
+    everything = not re.search(r"linear_|_proj", modules)
+    targets = ["attention"] if everything or re.search(r"qkv|linear_proj|[qkvo]_proj", modules) else []
+    if everything or re.search(r"fc[12]|up_proj|down_proj|gate_proj", modules):
+        targets.append("experts" if out.has("num-experts") else "ffn")
+    out.set("model.lora.targets", targets, f"target_modules: {modules}")
 
 
 def verl_batch(out, said, own, sft):
@@ -443,13 +459,20 @@ def kind_of(script):
 READERS = {"ms-swift": swift, "ms-swift of transformers": swift_sft, "slime": slime, "verl": verl, "MindSpeed-LLM": mindspeed}
 
 
+def asked_for(script):
+    """Variables without which the script ends early: as the notes say, or by a test of its own with an exit behind it."""
+    noted = {name for note in script.notes for name in re.findall(r"--variable (\w+)=VALUE", shown(note))} - {"NAME"}
+    test = r"-z [\"']?\$\{?(\w+)[^\n]*\bthen\n(?:(?!\s*fi\b)[^\n]*\n){0,3}?\s*exit\b"
+    return noted | set(re.findall(test, script.file.read_text()))
+
+
 def read(file, troupe, variables, config):
     script = Script(file, troupe, variables)
     kind = kind_of(script)
     if kind is None:
         raise Fault(f"{file}: is a script of none of {', '.join(READERS)}: `troupe convert recipe` reads Megatron-LM's")
-    ends = sorted({name for note in script.notes for name in re.findall(r"--variable (\w+)=VALUE", shown(note))})
-    if not script.program and ends and "MODEL_ARGS=(" not in script.file.read_text():
+    ends = sorted(asked_for(script) - {one.partition("=")[0] for one in variables})
+    if not script.program and ends and not any(word.startswith("--num-layers") for word, _ in script.words):
         raise Fault(f"{file}: {kind}'s, and without them it ends before it trains: give " + " ".join(f"--variable {one}=VALUE" for one in ends))
     if not script.words:
         raise Fault(f"{file}: {kind}'s, and it passes no flags to a program that trains")

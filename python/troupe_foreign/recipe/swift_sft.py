@@ -1,7 +1,7 @@
 """ms-swift's `swift sft`, `pt` and `rlhf --rlhf_type dpo`: the settings of transformers' trainer, as flags."""
 import re
 
-from .common import give_model, number, plain
+from .common import give_model, number, plain, refuse_sight
 from .settings import Fault
 from .tuning import Tuning, chats, preference, training
 
@@ -12,7 +12,7 @@ SWIFT_IGNORED = re.compile(
     r"moe_shared_expert_overlap|recompute_|optimizer_cpu_offload|use_precision_aware|optimizer_offload|overlap_|tensorboard|wandb|swanlab|"
     r"report_to|model_author|model_name|system|max_shard_size|torch_dtype|check_model|ddp_|dataset_shuffle|train_dataloader|strict|"
     r"model_type|template|use_flash_attn|async_save|save_total_limit|bridge_backend|mcore_|split_dataset_ratio|val_dataset|truncation|"
-    r"manual_gc|apply_rope|logprob|max_pixels|interleave|cached_dataset|columns|shuffle_buffer|lazy_tokenize|gradient_acc|external_plugins|"
+    r"manual_gc|apply_rope|logprob|max_pixels|interleave|cached_|add_non_thinking|columns|shuffle_buffer|lazy_tokenize|gradient_acc|external_plugins|"
     r"add_version|deterministic|tp_comm|custom_register|load_args|new_special|remove_unused|loss_scale|agent_template|enable_thinking|"
     r"sequence_packing|vit_gradient|attn_impl|dataloader_|group_by|moe_enable_deepep|moe_token_dispatcher|eval_iters|create_checkpoint|task_type causal_lm)")
 
@@ -21,7 +21,7 @@ MORE_IGNORED = re.compile(
     r"resume_from|dataset|split_|preprocess|metric_|full_determinism|low_cpu|sequence_parallel_size 1|neftune_noise_alpha 0|do_|"
     r"predict_with|include_|push_|hub_|use_logits|sortish|seed|data_seed|local_rank|ignore_args|num_proc|padding_side)")
 DEFAULTS = {"weight_decay": 0.1, "adam_beta2": 0.95, "lr_scheduler_type": "cosine", "per_device_train_batch_size": 1, "lora_rank": 8,
-            "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear", "save_steps": 500, "torch_dtype": "bfloat16"}
+            "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear", "save_steps": 500, "logging_steps": 5, "torch_dtype": "bfloat16"}
 ROWS = 16  # of a step, where it is not said
 
 
@@ -63,7 +63,8 @@ def swift_sft(script, config):
     if verb == "rlhf" and kind != "dpo":
         raise Fault(f"{script.file}: ms-swift's, {str(kind).upper() or 'no --rlhf_type'}: of `swift rlhf` only dpo is read")
     model = str(one.get("model") or "no model")
-    if re.search(r"VL|Omni|InternVL|Ovis|GLM-4\.\dV|Kimi-VL", model) or "freeze_vit" in one.content:
+    refuse_sight("ms-swift", script.file, model)
+    if "freeze_vit" in one.content:
         raise Fault(f"{script.file}: ms-swift's, of a model that sees or hears ({model}): decoders of text are supported")
     if one.get("task_type", "causal_lm") != "causal_lm":
         raise Fault(f"{script.file}: ms-swift's, {one.get('task_type')}: only models that write text are supported")

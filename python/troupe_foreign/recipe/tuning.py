@@ -1,7 +1,7 @@
 """Fine-tuning as LLaMA-Factory's and Axolotl's YAML say it: chats or pairs, adapters, and a model of a hub."""
 import re
 
-from .common import give, give_model, number, shown, yaml_of
+from .common import give, give_model, number, refuse_sight, shown, yaml_of
 from .settings import Fault, Settings
 
 # Modules of transformers, and the target of model.lora that has them.
@@ -9,7 +9,7 @@ TARGETS = {"q_proj": "attention", "k_proj": "attention", "v_proj": "attention", 
            "q_a_proj": "attention", "q_b_proj": "attention", "kv_a_proj_with_mqa": "attention", "kv_b_proj": "attention",
            "gate": "router", "gate_proj": "ffn", "up_proj": "ffn", "down_proj": "ffn", "w1": "experts", "w2": "experts", "w3": "experts",
            "experts": "experts", "gate_up_proj": "experts",
-           "Wqkv": "attention", "out_proj": "attention", "v1": "experts"}
+           "Wqkv": "attention", "out_proj": "attention", "v1": "experts", "layer": "router"}
 SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant"}
 OPTIMIZERS = {"adamw_torch": "adam", "adamw_torch_fused": "adam", "adamw_hf": "adam", "adamw_bnb_8bit": "adam", "adamw_8bit": "adam",
               "paged_adamw_8bit": "adam", "paged_adamw_32bit": "adam", "adamw_torch_8bit": "adam", "adamw_torch_4bit": "adam", "adamw_apex_fused": "adam",
@@ -190,7 +190,8 @@ def llama_factory(file, troupe, variables, config):
         raise Fault(f"{file}: LLaMA-Factory's of version 1, or of another tool: it names no model_name_or_path")
     if stage in LF_STAGES:
         raise Fault(f"{file}: LLaMA-Factory's, {LF_STAGES[stage]}: of its stages pt, sft and dpo are read")
-    if "VL" in str(model) or "image_max_pixels" in content or "Omni" in str(model):
+    refuse_sight("LLaMA-Factory", file, str(model))
+    if "image_max_pixels" in content:
         raise Fault(f"{file}: LLaMA-Factory's, of a model that sees ({model}): decoders of text are supported")
     give_model(one.out, str(model), one.place("model_name_or_path"), config)
     experts = one.out.has("num-experts")
@@ -292,6 +293,7 @@ def axolotl(file, troupe, variables, config):
         raise Fault(f"{file}: Axolotl's, of no training: it has no learning_rate")
     if content.get("processor_type") or "vision" in str(file.name).lower():
         raise Fault(f"{file}: Axolotl's, of a model that sees or hears ({model}): decoders of text are supported")
+    refuse_sight("Axolotl", file, model)
     rl = one.get("rl")
     if rl and rl not in ("dpo", "ipo") or content.get("reward_model") or content.get("process_reward_model"):
         raise Fault(f"{file}: Axolotl's, {rl or 'a reward model'}: of preferences dpo and ipo are read")
