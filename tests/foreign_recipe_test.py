@@ -170,12 +170,15 @@ warmup_steps: 4
 bf16: auto
 output_dir: ./out
 sample_packing: true
+logging_steps: 3
+save_steps: 20
+eval_steps: 0.25
 """
 AXOLOTL_WANT = QWEN3 | {"model.lora.rank": 8, "model.lora.alpha": 16.0, "model.lora.targets": ["attention", "experts"],
                         "model.lora.frozen.format": "nf4", "model.lora.frozen.targets": ["attention", "experts"],
                         "data.sequence": 256, "train.micro_batch": 2, "train.global_batch": 6, "train.steps": 40,
                         "train.optimizer.lr": 0.0002, "train.optimizer.weight_decay": 0.05, "train.schedule.kind": "constant",
-                        "train.schedule.warmup": 4, "checkpoint.dir": "./out"}
+                        "train.schedule.warmup": 4, "checkpoint.dir": "./out", "checkpoint.every_steps": 20, "log.every": 3, "eval.every": 1000}
 BRIDGE = '''
 """A recipe."""
 import torch
@@ -488,6 +491,8 @@ class ForeignRecipe(unittest.TestCase):
         self.convert(self.script("next.sh", words), code=8)
         self.audit({"model.preset": "qwen3-next-80b-a3b", "model.moe.router.balance.global_loss": 0, "train.global_batch": 8})
         self.check("train.steps=10", "data.sequence=128")
+        glm = self.script("glm.sh", words.replace("qwen3_next", "glm5"))
+        self.assertIn("of GLM-5, with sparse attention", self.convert(glm, code=2))
         other = self.script("other.sh", words.replace("--num-layers 48", "--num-layers 4"))
         self.assertIn("a layer of its own Python", self.convert(other, code=2))
 

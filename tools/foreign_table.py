@@ -34,7 +34,7 @@ AS_IT_STANDS, EDITS, OPEN, NOT_CHECKED, REFUSED = "as it stands", "with edits", 
 # Of something else than a decoder of text that learns from text, chats or pairs.
 OTHER = "of another kind"
 OTHER_KINDS = re.compile(r"sees|hears|GRPO|KTO|GKD|'s, RM|PPO|reward|seq_cls|trains nothing|it trains nothing|no training|diffusion|LFM2|mamba|"
-                         r"is of none of|is a script of none of|linear or sparse attention|kimi_k3|deepseek_v4|of Grok")
+                         r"is of none of|is a script of none of|sparse attention|kimi_k3|deepseek_v4|of Grok")
 
 
 @dataclasses.dataclass
@@ -44,7 +44,8 @@ class Result:
 
 
 def is_mixture(path, root):
-    said = "\n".join(line for line in path.read_text(errors="replace").splitlines() if not line.lstrip().startswith("#"))
+    """A dense model's file may have keys of mixtures too, and a comment name one: neither counts."""
+    said = "\n".join(line.partition(" #")[0] for line in path.read_text(errors="replace").splitlines() if not re.match(r"\s*(#|moe_\w+:)", line))
     return bool(MIXTURE.search(str(path.relative_to(root))) or MIXTURE.search(said))
 
 

@@ -196,6 +196,8 @@ def slime(script, config):
             preset = True
         elif name == "spec" and "qwen3_5" in theirs:
             raise Fault(f"{script.file}: slime's, of Qwen3.5, which sees ({theirs}): decoders of text are supported")
+        elif name == "spec" and "glm5" in theirs:
+            raise Fault(f"{script.file}: slime's, of GLM-5, with sparse attention ({theirs}): softmax attention alone is supported")
         elif preset and MODEL_OWN.match(name):
             out.ignore(theirs, "of the preset")
         elif name == "spec":
@@ -456,6 +458,7 @@ def kind_of(script):
     return None
 
 
+PROJECTS = ("ms-swift", "slime", "verl", "MindSpeed-LLM")
 READERS = {"ms-swift": swift, "ms-swift of transformers": swift_sft, "slime": slime, "verl": verl, "MindSpeed-LLM": mindspeed}
 
 
@@ -469,13 +472,14 @@ def asked_for(script):
 def read(file, troupe, variables, config):
     script = Script(file, troupe, variables)
     kind = kind_of(script)
+    whose = (kind or "").split(" ")[0]
     if kind is None:
-        raise Fault(f"{file}: is a script of none of {', '.join(READERS)}: `troupe convert recipe` reads Megatron-LM's")
+        raise Fault(f"{file}: is a script of none of {', '.join(PROJECTS)}: `troupe convert recipe` reads Megatron-LM's")
     ends = sorted(asked_for(script) - {one.partition("=")[0] for one in variables})
     if not script.program and ends and not any(word.startswith("--num-layers") for word, _ in script.words):
-        raise Fault(f"{file}: {kind}'s, and without them it ends before it trains: give " + " ".join(f"--variable {one}=VALUE" for one in ends))
+        raise Fault(f"{file}: {whose}'s, and without them it ends before it trains: give " + " ".join(f"--variable {one}=VALUE" for one in ends))
     if not script.words:
-        raise Fault(f"{file}: {kind}'s, and it passes no flags to a program that trains")
+        raise Fault(f"{file}: {whose}'s, and it passes no flags to a program that trains")
     out = READERS[kind](script, config)
     for note in script.notes:
         out.note(shown(note))

@@ -328,6 +328,9 @@ def axolotl(file, troupe, variables, config):
         one.refuse("adapter", "lora and qlora are supported")
     training(one, "micro_batch_size")
     one.flag("output_dir", "save")
+    for name, flag in (("logging_steps", "log-interval"), ("save_steps", "save-interval"), ("eval_steps", "eval-interval")):
+        if number(content.get(name), 0) >= 1:  # below 1 it is a part of the run
+            one.flag(name, flag)
     expert_ranks = number(one.get("expert_parallel_size"), 0)
     if expert_ranks > 1:
         one.flag("expert_parallel_size", "expert-model-parallel-size")
