@@ -170,12 +170,15 @@ warmup_steps: 4
 bf16: auto
 output_dir: ./out
 sample_packing: true
+logging_steps: 3
+save_steps: 20
+eval_steps: 0.25
 """
 AXOLOTL_WANT = QWEN3 | {"model.lora.rank": 8, "model.lora.alpha": 16.0, "model.lora.targets": ["attention", "experts"],
                         "model.lora.frozen.format": "nf4", "model.lora.frozen.targets": ["attention", "experts"],
                         "data.sequence": 256, "train.micro_batch": 2, "train.global_batch": 6, "train.steps": 40,
                         "train.optimizer.lr": 0.0002, "train.optimizer.weight_decay": 0.05, "train.schedule.kind": "constant",
-                        "train.schedule.warmup": 4, "checkpoint.dir": "./out"}
+                        "train.schedule.warmup": 4, "checkpoint.dir": "./out", "checkpoint.every_steps": 20, "log.every": 3, "eval.every": 1000}
 BRIDGE = '''
 """A recipe."""
 import torch
@@ -208,6 +211,15 @@ BRIDGE_WANT = QWEN3 | {"data.sequence": 512, "train.steps": 100, "train.global_b
 SWIFT = """megatron sft --model Qwen/Qwen3-30B-A3B --dataset some/chats --tuner_type lora --lora_rank 4 --lora_dropout 0 --max_length 512
 --micro_batch_size 1 --global_batch_size 8 --num_train_epochs 2 --lr_warmup_fraction 0.05 --expert_model_parallel_size 2
 --moe_aux_loss_coeff 1e-3 --min_lr 1e-5 --output_dir runs/swift --packing true --sequence_parallel false"""
+SWIFT_SFT = """swift sft --model Qwen/Qwen3-30B-A3B --dataset some/chats --tuner_type lora --torch_dtype bfloat16 --num_train_epochs 1 \\
+  --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --learning_rate 2e-4 --lora_rank 4 --router_aux_loss_coef 1e-3 \\
+  --experts_impl grouped_mm --max_length 512 --warmup_ratio 0.05 --output_dir runs/sft --logging_steps 5 --eval_steps 50
+"""
+SWIFT_SFT_WANT = QWEN3 | {"model.lora.rank": 4, "model.lora.alpha": 32.0, "model.lora.targets": ["attention", "experts", "router"],
+                          "model.lora.dropout": 0.05, "data.sequence": 512, "train.micro_batch": 2, "train.global_batch": 8,
+                          "train.optimizer.lr": 0.0002, "train.optimizer.weight_decay": 0.1, "train.optimizer.betas": [0.9, 0.95],
+                          "train.schedule.kind": "cosine", "train.schedule.warmup": "5%", "train.precision": "bf16", "train.seed": 42,
+                          "model.moe.router.balance.aux_loss": "1e-3", "checkpoint.dir": "runs/sft", "log.every": 5, "eval.every": 50}
 SWIFT_WANT = QWEN3 | {"model.lora.rank": 4, "model.lora.alpha": 32.0, "model.lora.targets": ["attention", "experts"], "data.sequence": 512,
                       "train.micro_batch": 1, "train.global_batch": 8, "train.optimizer.lr": 0.0001, "train.optimizer.weight_decay": 0.1,
                       "train.schedule.warmup": "5%", "train.schedule.min": 0.1, "train.seed": 42, "parallel.expert": 2,
@@ -359,6 +371,130 @@ class ForeignRecipe(unittest.TestCase):
         said = self.convert(self.script("verl.sh", VERL), code=8)
         self.audit(VERL_WANT, holes=["data.train", "train.steps"])
         self.assertIn("algorithm.adv_estimator=grpo: of its rollouts", said)
+
+    def test_ms_swift_of_transformers(self):
+        said = self.convert(self.write("sft.sh", SWIFT_SFT), code=8)
+        self.audit(SWIFT_SFT_WANT, holes=["data.train", "train.steps", "checkpoint.init_from"])
+        self.assertIn("--experts_impl grouped_mm: speed", said)
+        self.check("train.steps=10")
+        odd = self.write("odd.sh", SWIFT_SFT.rstrip() + " --made_up 3\n")
+        self.assertRegex(self.convert(odd, code=2), r"odd\.sh:\d+: --made_up 3: a setting of ms-swift's that is not known here")
+        grpo = self.write("grpo.sh", SWIFT_SFT.replace("swift sft", "swift rlhf --rlhf_type grpo"))
+        self.assertIn("ms-swift's, GRPO: of `swift rlhf` only dpo is read", self.convert(grpo, code=2))
+
+    def test_dropout_of_adapters_is_carried(self):
+        words = SWIFT.replace("--lora_dropout 0 ", "")
+        self.convert(self.script("swift.sh", words.replace("--expert_model_parallel_size 2", "")), code=8)
+        self.audit({"model.lora.dropout": 0.05})
+        self.check("train.steps=10")
+        said = self.convert(self.script("swift.sh", words), code=8)
+        self.assertIn("lora_dropout: 0.05, ms-swift's default: left out, as adapters of experts that are over ranks take none here", said)
+        self.assertNotIn("dropout: 0.05", re.sub("#.*", "", (self.folder / "out.yaml").read_text()))
+        self.check("train.steps=10")
+        self.convert(self.write("axolotl.yml", AXOLOTL + "lora_dropout: 0.125\n"), code=8)
+        self.audit({"model.lora.dropout": 0.125})
+        self.check()
+        self.convert(self.script("swift.sh", SWIFT), code=8)
+        self.assertNotIn("lora_dropout", (self.folder / "out.yaml").read_text())
+
+    def test_a_model_beyond_megatrons_flags_is_a_preset(self):
+        text = AXOLOTL.replace("Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b") + "model_quantization_config: Mxfp4Config\n"
+        self.convert(self.write("gpt.yml", text), code=8)
+        self.audit({"model.preset": "gpt-oss-20b", "model.moe.router.balance.aux_loss": 0, "model.lora.targets": ["attention", "experts"]})
+        self.assertNotIn("width:", (self.folder / "out.yaml").read_text())
+        self.check()
+        for name, (layers, experts, _, balance) in hub_models.PRESETS.items():
+            recipe = self.write("preset.yaml", f"model: {{preset: {name}}}\ndata: {{train: [{{kind: mock}}], sequence: 64}}\n"
+                                               "train: {global_batch: 8, steps: 1}\ncheckpoint: {dir: r}\n")
+            said = subprocess.run([TROUPE, "config", "print", str(recipe)], capture_output=True, text=True, timeout=60, check=True).stdout
+            preset = flat(yaml.safe_load(said))
+            self.assertEqual((preset["model.layers"], preset["model.moe.experts"]), (layers, experts), name)
+            self.assertGreaterEqual(float(preset[f"model.moe.router.balance.{balance}"]), 0, name)
+
+    def test_a_hubs_tokenizer_is_no_file(self):
+        self.convert(self.primus(PRIMUS + "      tokenizer_model: some/tokenizer\n"), code=8)
+        self.audit({}, holes=["data.tokenizer"])
+        self.check()
+        self.convert(self.primus(PRIMUS + "      tokenizer_model: some/tokenizer.model\n"), code=0)
+        self.audit({"data.tokenizer": "some/tokenizer.model"})
+
+    def test_verl_names_the_stages_as_the_config_does(self):
+        ranks = " ".join(f"+actor_rollout_ref.actor.megatron.override_transformer_config.{one}" for one in (
+            "num_layers_in_first_pipeline_stage=10", "num_layers_in_last_pipeline_stage=12", "persist_layer_norm=True"))
+        self.convert(self.script("verl.sh", f"{VERL} actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=4 {ranks}"), code=8)
+        self.audit({"parallel.stages": "Et*10|(t*13|)*2,t*12L"})
+        lora = " ".join(f"actor_rollout_ref.{one}" for one in ("model.lora.rank=16", "model.lora.dropout=0.1", "model.lora.lora_A_init_method=kaiming",
+                        "model.lora.target_modules=[linear_qkv,linear_proj]", "actor.optim.betas=[0.9,0.95]"))
+        said = self.convert(self.script("verl.sh", f"{VERL} {lora}"), code=8)
+        self.audit({"model.lora.rank": 16, "model.lora.alpha": 32.0, "model.lora.dropout": 0.1, "model.lora.targets": ["attention"],
+                    "train.optimizer.betas": [0.9, 0.95]})
+        self.assertIn("lora_A_init_method=kaiming: of its rollouts", said)
+        other = self.script("verl.sh", VERL.replace("verl.trainer.main_ppo", "verl.trainer.main_generation"))
+        self.assertIn("it generates or evaluates", self.convert(other, code=2))
+
+    def test_slime_reads_the_models_script_wherever_it_stands(self):
+        self.write("scripts/models/small.sh", "L=${LAYERS:-4}\nMODEL_ARGS=(--moe-layer-freq [0]*1+[1]*$((L-1)) "
+                   + MEGATRON.replace("--num-layers 2", "--num-layers $L") + ")\n")
+        self.write("scripts/models/smaller.sh", 'LAYERS=3 source "$(dirname -- "${BASH_SOURCE[0]}")/small.sh"\n')
+        run = self.write("examples/deep/run.sh", 'A=${A:-}\nif [ -z "${A}" ]; then\n  echo no\n  exit 1\nfi\nif [ -z "$BASE" ]; then\n  exit 1\nfi\nsource "/root/slime/scripts/models/smaller.sh"\n'
+                         "python3 train.py --num-rollout 9 --save $BASE/s ${MODEL_ARGS[@]}\n")
+        self.assertIn("give --variable A=VALUE --variable BASE=VALUE", self.convert(run, code=2))
+        self.assertIn("give --variable BASE=VALUE", self.convert(run, "--variable", "A=a", code=2))
+        self.convert(run, "--variable", "BASE=/b", "--variable", "A=a", code=8)
+        self.audit({"model.layers": 3, "model.moe.layers": "[0]*1+[1]*2", "checkpoint.dir": "/b/s"})
+
+    def test_a_command_that_lost_its_flags_is_named(self):
+        file = self.write("lost.sh", "MODEL_ARGS=(--num-layers 2)\npython3 train.py --num-rollout 9\n  ${MODEL_ARGS[@]}\n")
+        self.assertIn("the command that trains gets no --num-layers", self.convert(file, code=2))
+
+    def test_latent_attention_has_no_biases(self):
+        mla = ("--multi-latent-attention --kv-lora-rank 16 --qk-head-dim 8 --qk-pos-emb-head-dim 8 --v-head-dim 16 --rope-type rope --add-qkv-bias --qk-layernorm "
+               "--seq-length 32 --max-position-embeddings 64")
+        said = self.convert(self.script("mla.sh", f"{SLIME} {mla}"), code=8)
+        self.audit({"model.mla.kv_rank": 16, "model.bias": False})
+        self.assertIn("--add_qkv_bias: latent attention has no biases in Megatron-LM either", said)
+
+    def test_models_that_see_are_named(self):
+        for name in ("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-VL-30B-A3B-Instruct", "meta-llama/Llama-4-Scout-17B-16E"):
+            for file in (self.script("swift.sh", SWIFT.replace("Qwen/Qwen3-30B-A3B", name)), self.write("sft.sh", SWIFT_SFT.replace(
+                    "Qwen/Qwen3-30B-A3B", name)), self.write("axolotl.yml", AXOLOTL.replace("Qwen/Qwen3-30B-A3B", name))):
+                self.assertIn(f"of a model that sees or hears ({name})", self.convert(file, code=2))
+
+    def test_primus_sinks_stages_and_chats(self):
+        more = ("      use_sink_attention: true\n      sink_sliding_window: 16\n      pipeline_model_parallel_size: 2\n      NCCL_DEBUG: INFO\n"
+                "      virtual_pipeline_model_parallel_size: 1\n      stage: sft\n      sft_dataset_name: some/chats\n      enable_packed_sequences: true\n"
+                "      hf_path: some/model\n")
+        said = self.convert(self.primus(PRIMUS.replace("pre_trainer:", "sft_trainer:") + more), code=8)
+        self.audit({"model.sinks": True, "model.window": 16, "model.window_layers": 2, "parallel.pipeline": 2}, holes=["checkpoint.init_from"])
+        self.assertIn("sft_dataset_name: some/chats: of its data", said)
+        self.assertIn("NCCL_DEBUG: INFO: a variable of its environment", said)
+        deeper = self.primus(PRIMUS.replace("num_layers: 2", "num_layers: 4") + more.replace("parallel_size: 1", "parallel_size: 2")
+                             + "      num_layers: 4\n")
+        self.convert(deeper, code=8)
+        self.assertRegex((self.folder / "out.yaml").read_text(), r"virtual_pipeline_model_parallel_size: 2")
+
+    def test_the_table_counts_files_of_mixtures(self):
+        self.write("slime/scripts/run.sh", f"python3 train.py --num-rollout 9 --save s {MEGATRON.replace(chr(10), ' ')}\n")
+        self.write("slime/scripts/lost-moe.sh", "python3 train.py --num-rollout 9\n")
+        self.write("slime/scripts/dense.sh", "python3 train.py --num-layers 2\n")
+        self.write("slime/examples/eval/moe.sh", "python3 eval.py\n")
+        words = [sys.executable, str(ROOT / "tools/foreign_table.py"), "--troupe", str(TROUPE), "--each", str(self.folder / "slime")]
+        said = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True).stdout
+        self.assertRegex(said, r"(?m)^with edits +scripts/run\.sh: .*data\.train")
+        self.assertRegex(said, r"(?m)^not read +scripts/lost-moe\.sh: slime's, and the command that trains gets no --num-layers")
+        self.assertIn("| slime | - | 2 | 0 | 1 | 0 | 0 | 1 | 0 | 50% | 50% |", said)
+
+    def test_slimes_qwen3_next_is_the_preset(self):
+        words = ("python3 train.py --num-rollout 9 --spec slime_plugins.models.qwen3_next get_qwen3_next_spec --num-layers 48 --hidden-size 2048 "
+                 "--num-experts 512 --moe-ffn-hidden-size 512 --moe-router-topk 10 --use-gated-attention --moe-aux-loss-coeff 0 "
+                 "--global-batch-size 8 --lr 1e-6 --save runs/next")
+        self.convert(self.script("next.sh", words), code=8)
+        self.audit({"model.preset": "qwen3-next-80b-a3b", "model.moe.router.balance.global_loss": 0, "train.global_batch": 8})
+        self.check("train.steps=10", "data.sequence=128")
+        glm = self.script("glm.sh", words.replace("qwen3_next", "glm5"))
+        self.assertIn("of GLM-5, with sparse attention", self.convert(glm, code=2))
+        other = self.script("other.sh", words.replace("--num-layers 48", "--num-layers 4"))
+        self.assertIn("a layer of its own Python", self.convert(other, code=2))
 
     def test_slime(self):
         said = self.convert(self.script("slime.sh", SLIME), code=8)

@@ -3,7 +3,8 @@ import argparse
 import pathlib
 import sys
 
-from . import document, hand_over, whose
+from . import document, hand_over, hub_models, whose
+from .common import give_tokenizer, settle_dropout
 from .settings import STAND_IN, Fault
 
 EXIT_USAGE, EXIT_UNFILLED = 2, 8
@@ -30,12 +31,30 @@ def composed(settings, out):
     if settings.model_open:
         recipe = document.without_section(recipe, "model")
         mapped = [row for row in mapped if not row[1].startswith("model.")]
+    if settings.preset:
+        recipe, mapped = beside_preset(settings, recipe, mapped)
     recipe, mapped = without_stand_ins(settings, recipe, mapped)
     for path, (value, theirs) in settings.own.items():
         recipe = document.with_value(recipe, path, value, theirs)
         mapped = [row for row in mapped if row[1].partition(":")[0] != path]
         mapped.append((theirs, f"{path}: {document.yaml_value(value)}"))
     return recipe, mapped
+
+
+def beside_preset(settings, recipe, mapped):
+    """The recipe without the model that stood in, but with what the file itself says of its model."""
+    said = tuple(one.theirs for one in settings.flags.values() if settings.stood_in not in one.theirs)
+    rows = [row for row in mapped if not row[1].startswith("model.")]
+    recipe = document.without_section(recipe, "model")
+    for theirs, ours in mapped:
+        path, _, value = ours.partition(": ")
+        if path.startswith("model.") and theirs.startswith(said) and settings.stood_in not in theirs:
+            recipe = document.with_value(recipe, path, value.strip(chr(34)), theirs)
+            rows.append((theirs, ours))
+    balance = f"model.moe.router.balance.{hub_models.PRESETS[settings.preset][-1]}"
+    if not any(ours.startswith(f"{balance}:") for _, ours in rows):
+        settings.set(balance, 0, "the file asks for no such loss")
+    return recipe, rows
 
 
 def without_stand_ins(settings, recipe, mapped):
@@ -60,11 +79,13 @@ def holes_of(settings, out):
 def convert(options):
     troupe = hand_over.program(options.troupe)
     settings = whose.read(options.file, troupe, options.variable, options.config)
+    give_tokenizer(settings)
+    settle_dropout(settings)
     out = hand_over.HandOver(settings, troupe).outcome()
     recipe, mapped = composed(settings, out)
     holes = holes_of(settings, out)
     refused = out.sections.get("not supported", []) + settings.refused
-    faults = [] if settings.model_open else out.sections.get("`check` finds", [])
+    faults = [] if settings.model_open or settings.preset else out.sections.get("`check` finds", [])
     if options.explain:
         table(mapped)
     elif not options.quiet:

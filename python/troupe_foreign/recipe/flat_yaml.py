@@ -3,7 +3,7 @@ FlagScale (an experiment's file, and the one of `defaults` that has system, mode
 import pathlib
 import re
 
-from .common import give, shown, yaml_of
+from .common import give, shown, weights_of, yaml_of
 from .settings import Fault, Settings
 
 DEPTH = 12
@@ -12,14 +12,18 @@ PRIMUS_SPEED = re.compile(
     r"^(use_turbo_|enable_primus_turbo|turbo_|primus_turbo|enable_turbo|moe_use_fused_router|use_deprecated_|fused_padded_mla|"
     r"patch_|disable_wgrad|pp_warmup|recompute_layer_ids|dump_pp_data|use_rocm_mem_info|disable_tensorboard|disable_wandb|"
     r"disable_mlflow|mlflow|stderr_sink|file_sink|trace_|enable_torch_compile|torch_compile|precise_|profile|disable_compile|"
-    r"disable_profiler|torch_profiler|no_fp8_weight_transpose|overlap_grad_|disable_primus_topk|moe_tp_|log_|auto_continue_train|"
+    r"disable_profiler|torch_profiler|pytorch_profiler|no_fp8_weight_transpose|overlap_grad_|disable_primus_topk|moe_tp_|log_|auto_continue_train|"
     r"disable_last_saving|use_legacy_models|deprecated_|cross_entropy_|enable_experimental|zero_|patch|gemm_|use_te_|vp_|"
     r"moe_deepep|deepep|manual_gc|num_workers|distributed_|nccl_|sync_free|fp8_dispatch|offload|attn_warmup|decoder_pipeline_manual|"
-    r"pipeline_model_parallel_comm|ddp_|tokenizer_hf|wandb_|tensorboard_|barrier_|hip_|ck_|aiter|warmup_attn)")
+    r"pipeline_model_parallel_comm|ddp_|tokenizer_hf|wandb_|tensorboard_|barrier_|hip_|ck_|aiter|warmup_attn|"
+    r"disable_delayed|enable_odc$|odc_)")
 # Its base files have the settings of every program of Megatron-LM: these of BERT, T5, retrievers and models that see.
 OTHER_PROGRAMS = re.compile(r"^(vision_|retriever_|ict_|bert_|biencoder|img_|num_classes|num_channels|patch_|dino_|iter_per_epoch|"
                             r"classes_fraction|mask_|short_seq|block_data|embedding_path|indexer|query_in|titles|use_one_sent|swin|"
                             r"encoder_|decoder_seq|decoder_num_layers|sample_rate|hybrid_|mamba_|inference_|retro_|vocab_extra_ids)")
+# How it renders and packs chats; variables of its environment are in capitals.
+PRIMUS_DATA = re.compile(r"^(sft_(dataset|conversation|bridge)|enable_packed_sequences|use_packed_attention)")
+SINKS = ("use_sink_attention", "sink_sliding_window", "sink_window_even_layers_only")
 PRIMUS_RUN = {"trainable", "framework", "config", "model", "name", "model_type", "yaml_cfg", "batch_size"}
 
 
@@ -81,6 +85,7 @@ def primus(file, troupe, variables, config):
         primus_setting(out, key, filled(value, environment), place, soft=key not in own)
     if name == "sft_trainer":
         out.hole("data.train", "questions whose answers alone are learned: `troupe data build --format chat` makes token files of them")
+    give_sinks(out)
     own_defaults(out)
     return out
 
@@ -129,6 +134,19 @@ def own_defaults(out):
             out.flags.pop(flag, None)
 
 
+def give_sinks(out):
+    """Primus's own attention of gpt-oss: a learned sink of each head, and a window in all layers or in every second."""
+    on, theirs = out.sinks.get("use_sink_attention", (False, ""))
+    window, of_window = out.sinks.get("sink_sliding_window", (0, ""))
+    if not on:
+        return
+    out.set("model.sinks", True, theirs)
+    if int(window or 0) > 0:
+        every, _ = out.sinks.get("sink_window_even_layers_only", (True, ""))
+        out.set("model.window", int(window), of_window)
+        out.set("model.window_layers", "2" if every else "1", "sink_window_even_layers_only")
+
+
 def primus_setting(out, key, value, place, soft):
     theirs = f"{key}: {shown(value)}"
     if key in PRIMUS_RUN or value is None or isinstance(value, (dict,)) or value in ([], {}):
@@ -139,6 +157,18 @@ def primus_setting(out, key, value, place, soft):
         out.flags.pop(key.replace("_", "-"), None)
         if value and not soft:
             out.ignore(theirs, "speed, memory or logs of Primus")
+        return
+    if key == "stage" and value == "sft" or PRIMUS_DATA.match(key) or key.isupper():
+        out.ignore(theirs, "a variable of its environment" if key.isupper() else "of its data: `troupe data build --format chat` has what it means")
+        return
+    if key == "hf_path":
+        weights_of(out, str(value))
+        return
+    if key == "virtual_pipeline_model_parallel_size":
+        out.give("num-virtual-stages-per-pipeline-rank", value if int(value) > 1 else None, theirs, place)
+        return
+    if key in SINKS:
+        out.sinks[key] = (value, theirs)
         return
     if isinstance(value, list):
         value = " ".join(map(str, value))

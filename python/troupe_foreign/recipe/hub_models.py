@@ -92,17 +92,42 @@ MODELS = {
     "glm-4.5-air": glm(4096, 46, 10944, 1408, 128, first_k_dense_replace=1, routed_scaling_factor=1.0),
     "glm-4.5": glm(5120, 92, 12288, 1536, 160, first_k_dense_replace=3, routed_scaling_factor=2.5, use_qk_norm=True),
 }
+MODELS["glm-4.6"] = MODELS["glm-4.5"] | {"max_position_embeddings": 202752}
+MODELS["glm-4.7"] = MODELS["glm-4.6"]
+MODELS["glm-4.7-flash"] = deepseek("deepseek_v3", 2048, 47, 20, 10240, 1536, 64, 4, n_shared_experts=1, first_k_dense_replace=1,
+                                   q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256, routed_scaling_factor=1.8, vocab_size=154880,
+                                   rope_theta=1e6, max_position_embeddings=202752, rms_norm_eps=1e-5)
+MODELS["deepseek-v2"] = deepseek("deepseek_v2", 5120, 60, 128, 12288, 1536, 160, 6, n_shared_experts=2, first_k_dense_replace=1,
+                                 q_lora_rank=1536, n_group=8, topk_group=3, routed_scaling_factor=16.0, vocab_size=102400,
+                                 rope_scaling=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707})
+MODELS["deepseek-v2.5"] = MODELS["deepseek-v2"]
 MODELS["deepseek-r1"] = MODELS["deepseek-v3"]
 MODELS["deepseek-moe-16b"] = None  # no latent attention: of a family that Megatron's flags do not tell from V2
-SUFFIX = re.compile(r"-(instruct|base|chat|it|hf|bf16|v0\.\d|\d{4}|0528|thinking)$")
+# Models that flags of Megatron-LM do not say, presets of the program: layers, experts, width of the shared one, what balances them there.
+PRESETS = {"gpt-oss-20b": (24, 32, 0, "aux_loss"), "gpt-oss-120b": (36, 128, 0, "aux_loss"), "dbrx": (40, 16, 0, "batched_loss"),
+           "qwen3-next-80b-a3b": (48, 512, 512, "global_loss"), "olmoe-1b-7b": (16, 64, 0, "aux_loss")}
+SAME = {"gpt-oss-safeguard-20b": "gpt-oss-20b", "gpt-oss-safeguard-120b": "gpt-oss-120b"}
+SUFFIX = re.compile(r"-(instruct|base|chat|it|hf|bf16|fp8|bnb-nf4|config-verl|dequantized|converted-v2|v0\.\d|\d{4}|0528|thinking)$")
+
+
+def stem(name, table):
+    """"Qwen/Qwen3-30B-A3B-Base" is qwen3-30b-a3b, where the table has that."""
+    last = name.rstrip("/").split("/")[-1].lower().replace("meta-", "").replace("_", "-")
+    while last not in table and (found := SUFFIX.search(last)):
+        last = last[:found.start()]
+    return last
 
 
 def known_name(name):
-    """The model of a name or a path: "Qwen/Qwen3-30B-A3B-Base" is qwen3-30b-a3b."""
-    last = name.rstrip("/").split("/")[-1].lower().replace("meta-", "").replace("_", "-")
-    while last not in MODELS and (found := SUFFIX.search(last)):
-        last = last[:found.start()]
+    """The model of a name or a path."""
+    last = stem(name, MODELS)
     return last if MODELS.get(last) else None
+
+
+def preset_of(name):
+    last = stem(name, PRESETS | SAME)
+    last = SAME.get(last, last)
+    return last if last in PRESETS else None
 
 
 def flags_of(config):

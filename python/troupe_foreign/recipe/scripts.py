@@ -5,8 +5,9 @@ import re
 import tempfile
 
 from . import hand_over
-from .common import give, give_model, number, plain, shown
+from .common import give, give_model, give_preset, number, plain, refuse_sight, shown
 from .settings import STAND_IN, Fault, Settings
+from .swift_sft import SWIFT_IGNORED, swift_sft
 from .tuning import preference
 
 VARIABLE = re.compile(r"^\$(\{[^}]*\}|\w+|@|\*)$")
@@ -40,16 +41,29 @@ def inlined(file, depth=0):
     """The text with the scripts in it that it reads from beside itself, and the place of each line."""
     lines, places = [], []
     for number_of, line in enumerate(file.read_text().splitlines(), 1):
-        found = re.match(r"^\s*(?:source|\.)\s+[\"']?(?:\$\{?\w+\}?|\$\(.*\))?/?([\w./-]+\.sh)[\"']?\s*$", line)
-        other = found and next((p for p in (file.parent / found[1], file.parent.parent / found[1]) if p.is_file()), None)
+        found = re.match(r"^\s*((?:\w+=\S*\s+)*)(?:source|\.)\s+[\"']?(?:\$\{?\w+\}?|\$\(.*\))?/?([\w./-]+\.sh)[\"']?\s*$", line)
+        other = found and beside(file, found[2])
         if other and depth < 4:
             text, more = inlined(other, depth + 1)
+            given = found[1].split()
+            lines += given
+            places += [f"{file}:{number_of}"] * len(given)
             lines += text.splitlines()
             places += more
         else:
             lines.append(line)
             places.append(f"{file}:{number_of}")
     return "\n".join(lines) + "\n", places
+
+
+def beside(file, name):
+    """The script of that name: beside the file, or in a folder above it, whose path elsewhere begins otherwise (/root/slime/scripts/...)."""
+    for p in (file.parent / name, file.parent.parent / name):
+        if p.is_file():
+            return p
+    parts = [part for part in name.split("/") if part not in ("", ".", "..")]
+    ends = ["/".join(parts[at:]) for at in range(len(parts) - 1)]
+    return next((above / end for end in ends for above in file.resolve().parents if (above / end).is_file()), None)
 
 
 def theirs_of(name, values):
@@ -60,17 +74,8 @@ SWIFT_NAMES = {"max_length": "seq-length", "output_dir": "save", "save": "save",
                "logging_steps": "log-interval", "dataloader_num_workers": "num-workers", "save_interval": "save-interval",
                "eval_interval": "eval-interval", "log_interval": "log-interval", "max_epochs": "num_train_epochs"}
 SWIFT_DEFAULTS = {"micro-batch-size": 1, "global-batch-size": 16, "lr-decay-style": "cosine", "min-lr": 0, "weight-decay": 0.1,
-                  "adam-beta1": 0.9, "adam-beta2": 0.95, "clip-grad": 1.0, "seed": 42, "save-interval": 500,
+                  "adam-beta1": 0.9, "adam-beta2": 0.95, "clip-grad": 1.0, "seed": 42, "save-interval": 500, "log-interval": 5,
                   "moe-aux-loss-coeff": 0, "moe-router-dtype": "fp32", "expert-tensor-parallel-size": 1, "use-distributed-optimizer": True}
-SWIFT_IGNORED = re.compile(
-    r"^(save_safetensors|load_safetensors|merge_lora|load_from_cache_file|dataset_num_proc|packing|padding_free|streaming|use_hf|"
-    r"no_save_optim|no_save_rng|no_load_optim|no_load_rng|finetune|attention_backend|cross_entropy|moe_permute_fusion|moe_grouped_gemm|"
-    r"moe_shared_expert_overlap|recompute_|optimizer_cpu_offload|use_precision_aware|optimizer_offload|overlap_|tensorboard|wandb|swanlab|"
-    r"report_to|model_author|model_name|system|max_shard_size|torch_dtype|check_model|ddp_|dataset_shuffle|train_dataloader|strict|"
-    r"model_type|template|use_flash_attn|async_save|save_total_limit|bridge_backend|mcore_|split_dataset_ratio|val_dataset|truncation|"
-    r"manual_gc|apply_rope|logprob|max_pixels|interleave|cached_dataset|columns|shuffle_buffer|lazy_tokenize|gradient_acc|external_plugins|"
-    r"add_version|deterministic|tp_comm|custom_register|load_args|new_special|remove_unused|loss_scale|agent_template|enable_thinking|"
-    r"sequence_packing|vit_gradient|attn_impl|dataloader_|group_by|moe_enable_deepep|moe_token_dispatcher|eval_iters|create_checkpoint|task_type causal_lm)")
 
 
 def swift(script, config):
@@ -84,7 +89,8 @@ def swift(script, config):
     if first.get("task_type", "causal_lm") != "causal_lm":
         raise Fault(f"{script.file}: ms-swift's, {first['task_type']}: only models that write text are supported")
     model = first.get("model") or first.get("mcore_model") or first.get("load") or "no model"
-    if re.search(r"VL|Omni|InternVL|Ovis|GLM-4\.\dV|Kimi-VL", model) or "freeze_vit" in given:
+    refuse_sight("ms-swift", script.file, model)
+    if "freeze_vit" in given:
         raise Fault(f"{script.file}: ms-swift's, of a model that sees or hears ({model}): decoders of text are supported")
     line = next((at for name, _, at in flags if name in ("model", "load")), 1)
     give_model(out, model, script.place(line), config)
@@ -126,8 +132,9 @@ def swift_adapters(out, first):
     out.set("model.lora.targets", targets, f"--target_modules {first.get('target_modules', 'all-linear')}")
     if first.get("target_modules", "all-linear") not in ("all-linear",) and "router" in first["target_modules"]:
         out.note("--target_modules names all-router too: add router to model.lora.targets")
-    if number(first.get("lora_dropout", 0.05), 0):
-        out.note(f"lora_dropout: {first.get('lora_dropout', '0.05, the default')}: adapters have no dropout here")
+    dropout = number(first.get("lora_dropout"), 0.05)
+    if dropout:
+        out.set("model.lora.dropout", dropout, f"--lora_dropout {dropout:g}" if "lora_dropout" in first else "lora_dropout: 0.05, ms-swift's default")
     if plain(first.get("use_rslora", "")) is True:
         out.set("model.lora.rslora", True, "--use_rslora true")
     for flag in ("moe-router-bias-update-rate",):
@@ -159,20 +166,40 @@ SLIME_OWN = re.compile(
     r"num_steps_per|metadata_key|tool_key|multimodal|disable_compute|calculate_per|use_fault|keep_old|loss_type|loss_mask|normalize|"
     r"gamma|lambd|debug_|save_debug|load_debug|use_opsm|opsm|mask_offpolicy|use_routing|prefill|router_|http|train_backend|megatron_to_hf|"
     r"log_probs|use_wandb|wandb|tensorboard_project|use_tensorboard|only_train|train_env|model_name|qkv_format|start_rollout|spec_name|"
-    r"sft|log_multi|record_memory|memory_snapshot|chunked|release_train|group_rm|fully_async|enable_mtp_training|log_passrate|ci_|global_dataset|"
+    r"sft|log_multi|record_memory|memory_snapshot|chunked|release_train|group_rm|fully_async|enable_mtp_training|log_passrate|ci_|global_dataset|allgather_cp|"
     r"train_memory|delta_|p2p|data_pad|get_mismatch|megatron_config|use_unbiased|use_dynamic|check_weight|use_distributed_post|int4|fp8_param)")
+
+
+# What says that a --spec of Qwen3-Next is the 80B, and the flags of its sizes.
+NEXT = {("num_layers", "48"), ("hidden_size", "2048"), ("num_experts", "512"), ("moe_ffn_hidden_size", "512"), ("moe_router_topk", "10")}
+MODEL_OWN = re.compile(
+    r"^(num_layers|hidden_size|ffn_hidden|num_attention_heads|num_query|group_query|kv_channels|num_experts|moe_ffn|moe_router_topk|"
+    r"moe_router_score|moe_shared_expert_(inter|gate)|moe_layer_freq|use_gated_attention|attention_output_gate|apply_layernorm_1p|"
+    r"normalization|position_embedding|norm_epsilon|rotary_|swiglu|untie_|vocab_size|qk_layernorm|disable_bias|make_vocab)")
 
 
 def slime(script, config):
     del config
     out, flags = Settings("slime", script.file), script.flags()
-    own = []
+    own, preset = [], False
     names = [name for name, _, _ in flags]
+    if script.program and "num_layers" not in names:
+        raise Fault(f"{script.file}: slime's, and the command that trains gets no --num-layers: a line before them ends without a backslash, "
+                    "or a variable names a model's script that is not here")
     for name, values, line in flags:
         theirs = theirs_of(name, values)
         if name in ("eval_interval", "eval_iters") or SLIME_OWN.match(name):
             own.append(name)
             out.leave_out(theirs, "of its rollouts and rewards")
+        elif name == "spec" and "qwen3_next" in theirs and NEXT <= {(n, " ".join(v)) for n, v, _ in flags}:
+            give_preset(out, "qwen3-next-80b-a3b", "Qwen3-Next-80B-A3B of the --spec", script.place(line))
+            preset = True
+        elif name == "spec" and "qwen3_5" in theirs:
+            raise Fault(f"{script.file}: slime's, of Qwen3.5, which sees ({theirs}): decoders of text are supported")
+        elif name == "spec" and "glm5" in theirs:
+            raise Fault(f"{script.file}: slime's, of GLM-5, with sparse attention ({theirs}): softmax attention alone is supported")
+        elif preset and MODEL_OWN.match(name):
+            out.ignore(theirs, "of the preset")
         elif name == "spec":
             out.refuse(theirs, script.place(line), "a layer of its own Python, which is not run")
         else:
@@ -186,6 +213,8 @@ def slime(script, config):
             out.stand_in("train-iters", 1000, "train.steps", "--num-rollout counts rollouts there")
     if "multi_latent_attention" in names and "rope_type" not in names:
         out.default("rope-type", "yarn")
+    if out.has("multi-latent-attention") and out.has("add-qkv-bias"):
+        out.ignore(out.flags.pop("add-qkv-bias").theirs, "latent attention has no biases in Megatron-LM either")
     batch(out)
     return out
 
@@ -214,13 +243,14 @@ def verl(script, config):
         name, sign, value = word.partition("=")
         if sign and re.match(r"^[+~]*[A-Za-z_][\w.]*$", name):
             said[name.lstrip("+~")] = (value.strip("'\""), line)
+    if re.search(r"main_(generation|eval)", script.program):
+        raise Fault(f"{script.file}: verl's {script.program}: it generates or evaluates, and trains nothing")
     sft = "sft" in script.program
     root = "model.path" if "model.path" in said else "model.partial_pretrain" if "model.partial_pretrain" in said else VERL_MODEL
     if root not in said:
         raise Fault(f"{script.file}: verl's, and it names no {VERL_MODEL}: it generates or evaluates")
     model = said[root][0]
-    if re.search(r"VL|Omni|vl-", model):
-        raise Fault(f"{script.file}: verl's, of a model that sees ({model}): decoders of text are supported")
+    refuse_sight("verl", script.file, model)
     give_model(out, model, script.place(said[root][1]), config)
     own = {root}
 
@@ -248,7 +278,13 @@ def verl(script, config):
     for name in [name for name in said if name.startswith(transformer)]:
         take(name, name[len(transformer):])
     verl_batch(out, said, own, sft)
-    take("trainer.default_local_dir", "save", "checkpoints")
+    project, run = (said.get(f"trainer.{one}_name", (otherwise, 0))[0] for one, otherwise in (("project", "verl_examples"), ("experiment", "gsm8k")))
+    take("trainer.default_local_dir", "save", f"checkpoints/{project}/{run}")
+    if "actor_rollout_ref.actor.optim.betas" in said:
+        text, line = said["actor_rollout_ref.actor.optim.betas"]
+        own.add("actor_rollout_ref.actor.optim.betas")
+        for flag, value in zip(("adam-beta1", "adam-beta2"), text.strip("[]()").split(",")):
+            out.give(flag, value.strip(), f"actor_rollout_ref.actor.optim.betas={text}", script.place(line))
     take("trainer.save_freq", "save-interval")
     if number(out.value("save-interval"), 1) <= 0:
         out.flags.pop("save-interval")
@@ -266,12 +302,19 @@ def verl(script, config):
 
 
 def verl_adapters(out, said, own, rank):
-    names = [n for n in said if re.search(r"model\.lora[._]", n) or n.endswith(".target_modules")]
+    names = [n for n in said if re.search(r"model\.lora[._](rank|alpha|dropout|target_modules)$", n) or n.endswith(".target_modules")]
     own.update(names)
-    alpha = next((said[n][0] for n in names if n.endswith("alpha")), 16)
+    alpha = next((said[n][0] for n in names if n.endswith("alpha")), 32 if "actor_rollout_ref.model.lora.rank" in said else 16)
+    if dropout := next((number(said[n][0]) for n in names if n.endswith("dropout")), 0):
+        out.set("model.lora.dropout", dropout, f"lora.dropout={dropout:g}")
     out.set("model.lora.rank", int(number(rank)), f"lora_rank={rank}")
     out.set("model.lora.alpha", number(alpha), f"lora_alpha={alpha}")
-    out.set("model.lora.targets", ["attention", "experts"] if out.has("num-experts") else ["attention", "ffn"], "target_modules: all linear layers")
+    modules = next((said[n][0] for n in names if n.endswith("target_modules")), "all linear layers")
+    everything = not re.search(r"linear_|_proj", modules)
+    targets = ["attention"] if everything or re.search(r"qkv|linear_proj|[qkvo]_proj", modules) else []
+    if everything or re.search(r"fc[12]|up_proj|down_proj|gate_proj", modules):
+        targets.append("experts" if out.has("num-experts") else "ffn")
+    out.set("model.lora.targets", targets, f"target_modules: {modules}")
 
 
 def verl_batch(out, said, own, sft):
@@ -403,11 +446,11 @@ def mindspeed_adapters(out, said):
 def kind_of(script):
     names = {name for name, _, _ in script.flags()}
     if script.program.startswith(("megatron ", "swift ")):
-        return "ms-swift"
+        return "ms-swift" if script.program.startswith("megatron ") else "ms-swift of transformers"
     if "verl" in script.program:
         return "verl"
     own = {"rollout_batch_size", "num_rollout", "hf_checkpoint", "actor_num_nodes", "rollout_function_path"}
-    text = script.file.read_text()
+    text = inlined(script.file)[0]
     if own & names or "slime" in text or "MODEL_ARGS=(" in text:
         return "slime"
     if "mindspeed" in text.lower() or "NPUS_PER_NODE" in text or {"tokenizer_name_or_path", "handler_name"} & names:
@@ -415,16 +458,28 @@ def kind_of(script):
     return None
 
 
-READERS = {"ms-swift": swift, "slime": slime, "verl": verl, "MindSpeed-LLM": mindspeed}
+PROJECTS = ("ms-swift", "slime", "verl", "MindSpeed-LLM")
+READERS = {"ms-swift": swift, "ms-swift of transformers": swift_sft, "slime": slime, "verl": verl, "MindSpeed-LLM": mindspeed}
+
+
+def asked_for(script):
+    """Variables without which the script ends early: as the notes say, or by a test of its own with an exit behind it."""
+    noted = {name for note in script.notes for name in re.findall(r"--variable (\w+)=VALUE", shown(note))} - {"NAME"}
+    test = r"-z [\"']?\$\{?(\w+)[^\n]*\bthen\n(?:(?!\s*fi\b)[^\n]*\n){0,3}?\s*exit\b"
+    return noted | set(re.findall(test, script.file.read_text()))
 
 
 def read(file, troupe, variables, config):
     script = Script(file, troupe, variables)
     kind = kind_of(script)
+    whose = (kind or "").split(" ")[0]
     if kind is None:
-        raise Fault(f"{file}: is a script of none of {', '.join(READERS)}: `troupe convert recipe` reads Megatron-LM's")
+        raise Fault(f"{file}: is a script of none of {', '.join(PROJECTS)}: `troupe convert recipe` reads Megatron-LM's")
+    ends = sorted(asked_for(script) - {one.partition("=")[0] for one in variables})
+    if not script.program and ends and not any(word.startswith("--num-layers") for word, _ in script.words):
+        raise Fault(f"{file}: {whose}'s, and without them it ends before it trains: give " + " ".join(f"--variable {one}=VALUE" for one in ends))
     if not script.words:
-        raise Fault(f"{file}: {kind}'s, and it passes no flags to a program that trains")
+        raise Fault(f"{file}: {whose}'s, and it passes no flags to a program that trains")
     out = READERS[kind](script, config)
     for note in script.notes:
         out.note(shown(note))

@@ -1,15 +1,18 @@
 """Fine-tuning as LLaMA-Factory's and Axolotl's YAML say it: chats or pairs, adapters, and a model of a hub."""
-from .common import give, give_model, number, shown, yaml_of
+import re
+
+from .common import give, give_model, number, refuse_sight, shown, yaml_of
 from .settings import Fault, Settings
 
 # Modules of transformers, and the target of model.lora that has them.
 TARGETS = {"q_proj": "attention", "k_proj": "attention", "v_proj": "attention", "o_proj": "attention", "qkv_proj": "attention",
            "q_a_proj": "attention", "q_b_proj": "attention", "kv_a_proj_with_mqa": "attention", "kv_b_proj": "attention",
            "gate": "router", "gate_proj": "ffn", "up_proj": "ffn", "down_proj": "ffn", "w1": "experts", "w2": "experts", "w3": "experts",
-           "experts": "experts", "gate_up_proj": "experts"}
+           "experts": "experts", "gate_up_proj": "experts",
+           "Wqkv": "attention", "out_proj": "attention", "v1": "experts", "layer": "router"}
 SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant"}
 OPTIMIZERS = {"adamw_torch": "adam", "adamw_torch_fused": "adam", "adamw_hf": "adam", "adamw_bnb_8bit": "adam", "adamw_8bit": "adam",
-              "paged_adamw_8bit": "adam", "paged_adamw_32bit": "adam", "adamw_torch_8bit": "adam", "adamw_apex_fused": "adam",
+              "paged_adamw_8bit": "adam", "paged_adamw_32bit": "adam", "adamw_torch_8bit": "adam", "adamw_torch_4bit": "adam", "adamw_apex_fused": "adam",
               "muon": "muon", "sgd": "sgd"}
 
 
@@ -47,7 +50,7 @@ class Tuning:
         if rslora:
             out.set("model.lora.rslora", True, "use_rslora: true")
         if number(dropout, 0) > 0:
-            out.note(f"lora_dropout: {dropout}: adapters have no dropout here")
+            out.set("model.lora.dropout", number(dropout), f"lora_dropout: {dropout}")
         out.set("model.lora.targets", self.targets(targets, experts), f"targets: {shown(targets)}")
         if "router" in out.own["model.lora.targets"][0]:
             out.note("the router has an adapter too: the files of both projects name it gate")
@@ -93,8 +96,8 @@ class Tuning:
         if name not in OPTIMIZERS:
             self.refuse(key, "an optimizer that is not known here")
             return
-        if "8bit" in name:
-            self.out.note(f"{key}: {name}: moments have 8 bits there, f32 here (train.optimizer.moments: bf16 has half)")
+        if found := re.search(r"([48])bit", name):
+            self.out.note(f"{key}: {name}: moments have {found[1]} bits there, f32 here (train.optimizer.moments: bf16 has half)")
         self.out.give("optimizer", OPTIMIZERS[name], self.theirs_or(key, key, name), self.place(key))
         self.flag("learning_rate", "lr", number(self.get("learning_rate")))
         self.out.give("weight-decay", number(self.get("weight_decay", 0)), self.theirs_or("weight_decay", "weight_decay", 0))
@@ -187,7 +190,8 @@ def llama_factory(file, troupe, variables, config):
         raise Fault(f"{file}: LLaMA-Factory's of version 1, or of another tool: it names no model_name_or_path")
     if stage in LF_STAGES:
         raise Fault(f"{file}: LLaMA-Factory's, {LF_STAGES[stage]}: of its stages pt, sft and dpo are read")
-    if "VL" in str(model) or "image_max_pixels" in content or "Omni" in str(model):
+    refuse_sight("LLaMA-Factory", file, str(model))
+    if "image_max_pixels" in content:
         raise Fault(f"{file}: LLaMA-Factory's, of a model that sees ({model}): decoders of text are supported")
     give_model(one.out, str(model), one.place("model_name_or_path"), config)
     experts = one.out.has("num-experts")
@@ -244,7 +248,8 @@ def chats(one, said, pairs, text, most):
 
 def rest(one, ignored):
     """What no part asked for."""
-    speed = ("moe_grouped_gemm", "moe_token", "overlap_", "recompute_", "apply_rope", "bias_activation", "wandb_", "swanlab_", "trackio_")
+    speed = ("moe_grouped_gemm", "moe_token", "overlap_", "recompute_", "apply_rope", "bias_activation", "wandb_", "swanlab_", "trackio_", "liger_",
+             "kt_")
     for name, value in one.content.items():
         if name in one.asked or value in (None, False, [], {}):
             continue
@@ -288,6 +293,7 @@ def axolotl(file, troupe, variables, config):
         raise Fault(f"{file}: Axolotl's, of no training: it has no learning_rate")
     if content.get("processor_type") or "vision" in str(file.name).lower():
         raise Fault(f"{file}: Axolotl's, of a model that sees or hears ({model}): decoders of text are supported")
+    refuse_sight("Axolotl", file, model)
     rl = one.get("rl")
     if rl and rl not in ("dpo", "ipo") or content.get("reward_model") or content.get("process_reward_model"):
         raise Fault(f"{file}: Axolotl's, {rl or 'a reward model'}: of preferences dpo and ipo are read")
@@ -305,6 +311,9 @@ def axolotl(file, troupe, variables, config):
             one.refuse("plugins", f"what {plugin} does is not known here")
     one.flag("sequence_len", "seq-length")
     adapter = one.get("adapter")
+    if kind := one.get("model_quantization_config"):
+        one.out.note(f"model_quantization_config: {kind}: how the weights that it reads are kept: `troupe import` widens them")
+        one.get("model_quantization_config_kwargs")
     if adapter in ("lora", "qlora"):
         targets = one.get("lora_target_modules") or []
         everything = one.get("lora_target_linear") or targets == "all-linear"
@@ -319,6 +328,9 @@ def axolotl(file, troupe, variables, config):
         one.refuse("adapter", "lora and qlora are supported")
     training(one, "micro_batch_size")
     one.flag("output_dir", "save")
+    for name, flag in (("logging_steps", "log-interval"), ("save_steps", "save-interval"), ("eval_steps", "eval-interval")):
+        if number(content.get(name), 0) >= 1:  # below 1 it is a part of the run
+            one.flag(name, flag)
     expert_ranks = number(one.get("expert_parallel_size"), 0)
     if expert_ranks > 1:
         one.flag("expert_parallel_size", "expert-model-parallel-size")

@@ -33,7 +33,7 @@ def kind_of(file):
 def read(file, troupe, variables, config):
     kind = kind_of(file)
     if kind is None:
-        names = [name for name in READERS if name != "script"] + list(scripts.READERS)
+        names = [name for name in READERS if name != "script"] + list(scripts.PROJECTS)
         raise Fault(f"{file}: is of none of {', '.join(names)}. `troupe convert recipe` reads Megatron-LM's, LLM-Foundry's, torchtitan's and "
                     "MegaBlocks' files")
     return READERS[kind](file, troupe, variables, config)
