@@ -92,16 +92,17 @@ def result_of(file, troupe, variables):
         return Result(EDITS if holes or variables else AS_IT_STANDS, ", ".join([*variables, *holes]))
 
 
-def commit_of(root):
-    out = subprocess.run(["git", "-C", root, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False)
+def day_of(root):
+    """Of its commit; \"-\": it has none."""
+    out = subprocess.run(["git", "-C", root, "log", "-1", "--format=%cs"], capture_output=True, text=True, check=False)
     return out.stdout.strip() or "-"
 
 
-def row(name, commit, results):
+def row(name, day, results):
     count = collections.Counter(one.kind for one in results)
     good = count[AS_IT_STANDS] + count[EDITS]
     each = " | ".join(str(count[kind]) for kind in (AS_IT_STANDS, EDITS, OPEN, NOT_CHECKED, REFUSED, OTHER))
-    return f"| {name} | {commit} | {len(results)} | {each} | {part(good, len(results))} | {part(good, len(results) - count[OTHER])} |"
+    return f"| {name} | {day} | {len(results)} | {each} | {part(good, len(results))} | {part(good, len(results) - count[OTHER])} |"
 
 
 def part(good, of):
@@ -129,8 +130,8 @@ def main():
             results.append(result_of(file, options.troupe.resolve(), options.variable))
             if options.each:
                 print(f"{results[-1].kind:16} {file.relative_to(root)}: {results[-1].why}", flush=True)
-        rows.append(row(root.name, commit_of(root), results))
-    print("| project | commit | files | as it stands | with edits | model not known | `check` refuses | not read | of another kind | accepted | "
+        rows.append(row(root.name, day_of(root), results))
+    print("| project | of | files | as it stands | with edits | model not known | `check` refuses | not read | of another kind | accepted | "
           "of its kind |")
     print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     print("\n".join(rows))

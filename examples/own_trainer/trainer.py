@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-EXPERTS = {}  # name -> class (width, experts, hidden), whose forward takes rows sorted by expert and how many each has
+EXPERTS: dict[str, type[nn.Module]] = {}  # name -> class (width, experts, hidden), whose forward takes rows sorted by expert and how many each has
 
 
 class LoopExperts(nn.Module):
-    def __init__(self, width, experts, hidden):
+    def __init__(self, width: int, experts: int, hidden: int) -> None:
         super().__init__()
         self.gate, self.up = (nn.Parameter(torch.randn(experts, hidden, width) / width ** 0.5) for _ in range(2))
         self.down = nn.Parameter(torch.randn(experts, width, hidden) / hidden ** 0.5)
 
-    def forward(self, rows, counts):
+    def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         parts = rows.split(counts.tolist())
         return torch.cat([(F.silu(x @ g.T) * (x @ u.T)) @ d.T
                           for x, g, u, d in zip(parts, self.gate, self.up, self.down, strict=True)])
@@ -34,12 +34,12 @@ EXPERTS["loop"] = LoopExperts
 
 
 class Block(nn.Module):
-    def __init__(self, kind, width, experts, top_k, hidden):
+    def __init__(self, kind: type[nn.Module], width: int, experts: int, top_k: int, hidden: int) -> None:
         super().__init__()
         self.norm, self.mix = nn.LayerNorm(width), nn.GRU(width, width, batch_first=True)
         self.router, self.top_k, self.experts = nn.Linear(width, experts, bias=False), top_k, kind(width, experts, hidden)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.mix(x)[0]
         flat = self.norm(x).flatten(0, 1)
         weights, ids = self.router(flat).softmax(-1).topk(self.top_k)
@@ -49,7 +49,7 @@ class Block(nn.Module):
         return x + torch.zeros_like(flat).index_add(0, slots // self.top_k, rows).view_as(x)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=pathlib.Path)
     parser.add_argument("--plugin", help="a module beside this file")

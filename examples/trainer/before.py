@@ -8,11 +8,12 @@ after.py is before.py with three lines of Troupe: one changed, two more."""
 import argparse
 import pathlib
 import tempfile
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, OlmoeConfig, Trainer, TrainingArguments, set_seed
 
-SIZES = {  # sequences and tokens of a step; the model
+SIZES: dict[str, tuple[int, int, dict[str, Any]]] = {  # sequences and tokens of a step; the model
     "small": (8, 128, dict(hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=256,
                            num_experts=8, num_experts_per_tok=2)),
     "olmoe-60m": (4, 512, dict(hidden_size=384, intermediate_size=384, num_hidden_layers=8, num_attention_heads=6,
@@ -20,14 +21,14 @@ SIZES = {  # sequences and tokens of a step; the model
 }
 
 
-def samples(text, count, tokens):
+def samples(text: bytes, count: int, tokens: int) -> list[dict[str, torch.Tensor]]:
     """`count` pieces of the text, each of `tokens` bytes."""
-    text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    pieces = [text[i:i + tokens] for i in torch.randint(len(text) - tokens + 1, (count,)).tolist()]
+    ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    pieces = [ids[i:i + tokens] for i in torch.randint(len(ids) - tokens + 1, (count,)).tolist()]
     return [{"input_ids": piece, "labels": piece} for piece in pieces]
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=pathlib.Path)
     parser.add_argument("--size", choices=SIZES, default="small")

@@ -45,8 +45,9 @@ def moe_options(width: int, experts: int, top_k: int = 2, hidden: int | None = N
     capacity     rows that an expert takes, as a multiple of T K / E; or {factor, min, policy, renormalize, in_evaluation}
     shared       that many shared experts, as one of shared_hidden units; shared_gate, shared_weighted: how they are added
     losses       "return": y, aux; "attach": y, whose backward has the losses' gradients; "none". What the loss is multiplied by
-                 (GradScaler, loss / microbatches, a Trainer's accumulation) the layer cannot see: moe.loss_scale = 1 / microbatches,
-                 or troupe.set_loss_scale(model, ...), which says it to all layers
+                 (GradScaler, loss / microbatches) the layer cannot see: moe.loss_scale = 1 / microbatches,
+                 or troupe.set_loss_scale(model, ...), which says it to all layers. transformers' Trainer needs none where its
+                 model takes num_items_in_batch: it sums microbatches, and its own balance loss counts once in each
     recompute    none, act, expert (H is made again in backward), layer (all but the router)
     quantize     bits in which backward keeps x and H: -1, 8 or 4
     lora         {rank, alpha, rslora, dropout}: adapters of every expert, alpha / rank (rslora: / sqrt(rank)) times B A beside the weight,
