@@ -93,7 +93,7 @@ def result_of(file, troupe, variables):
 
 
 def day_of(root):
-    """Of its commit; \"-\": it has none."""
+    """Of its commit; a dash: it has none."""
     out = subprocess.run(["git", "-C", root, "log", "-1", "--format=%cs"], capture_output=True, text=True, check=False)
     return out.stdout.strip() or "-"
 
