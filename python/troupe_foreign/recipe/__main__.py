@@ -49,7 +49,7 @@ def beside_preset(settings, recipe, mapped):
     for theirs, ours in mapped:
         path, _, value = ours.partition(": ")
         if path.startswith("model.") and theirs.startswith(said) and settings.stood_in not in theirs:
-            recipe = document.with_value(recipe, path, value.strip(chr(34)), theirs)
+            recipe = document.with_value(recipe, path, value.strip('"'), theirs)
             rows.append((theirs, ours))
     balance = f"model.moe.router.balance.{hub_models.PRESETS[settings.preset][-1]}"
     if not any(ours.startswith(f"{balance}:") for _, ours in rows):

@@ -3,7 +3,7 @@ FlagScale (an experiment's file, and the one of `defaults` that has system, mode
 import pathlib
 import re
 
-from .common import give, shown, weights_of, yaml_of
+from .common import give, number, shown, weights_of, yaml_of
 from .settings import Fault, Settings
 
 DEPTH = 12
@@ -141,9 +141,9 @@ def give_sinks(out):
     if not on:
         return
     out.set("model.sinks", True, theirs)
-    if int(window or 0) > 0:
+    if number(window, 0) > 0:
         every, _ = out.sinks.get("sink_window_even_layers_only", (True, ""))
-        out.set("model.window", int(window), of_window)
+        out.set("model.window", int(number(window)), of_window)
         out.set("model.window_layers", "2" if every else "1", "sink_window_even_layers_only")
 
 
@@ -165,7 +165,7 @@ def primus_setting(out, key, value, place, soft):
         weights_of(out, str(value))
         return
     if key == "virtual_pipeline_model_parallel_size":
-        out.give("num-virtual-stages-per-pipeline-rank", value if int(value) > 1 else None, theirs, place)
+        out.give("num-virtual-stages-per-pipeline-rank", value if number(value, 2) > 1 else None, theirs, place)
         return
     if key in SINKS:
         out.sinks[key] = (value, theirs)
