@@ -12,7 +12,7 @@ import typing
 import unittest
 
 import torch
-import troupe
+from troupe_package import troupe
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = pathlib.Path(troupe.__file__).parent
