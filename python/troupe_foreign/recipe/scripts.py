@@ -6,6 +6,7 @@ import tempfile
 
 from . import hand_over
 from .common import give, give_model, number, plain, shown
+from .pai import is_pai, pai
 from .settings import STAND_IN, Fault, Settings
 from .tuning import preference
 
@@ -406,6 +407,8 @@ def kind_of(script):
         return "ms-swift"
     if "verl" in script.program:
         return "verl"
+    if is_pai(names):
+        return "Pai-Megatron-Patch"
     own = {"rollout_batch_size", "num_rollout", "hf_checkpoint", "actor_num_nodes", "rollout_function_path"}
     text = script.file.read_text()
     if own & names or "slime" in text or "MODEL_ARGS=(" in text:
@@ -415,7 +418,7 @@ def kind_of(script):
     return None
 
 
-READERS = {"ms-swift": swift, "slime": slime, "verl": verl, "MindSpeed-LLM": mindspeed}
+READERS = {"ms-swift": swift, "slime": slime, "verl": verl, "MindSpeed-LLM": mindspeed, "Pai-Megatron-Patch": pai}
 
 
 def read(file, troupe, variables, config):
