@@ -1,6 +1,7 @@
 """The command: finds out whose FILE is, reads it, and writes a recipe."""
 import argparse
 import pathlib
+import shlex
 import sys
 
 from . import document, hand_over, hub_models, whose
@@ -78,7 +79,8 @@ def holes_of(settings, out):
 
 def convert(options):
     troupe = hand_over.program(options.troupe)
-    settings = whose.read(options.file, troupe, options.variable, options.config)
+    arguments = [f"{number}={word}" for number, word in enumerate(shlex.split(options.arguments), 1)]
+    settings = whose.read(options.file, troupe, [*arguments, *options.variable], options.config)
     give_tokenizer(settings)
     settle_dropout(settings)
     out = hand_over.HandOver(settings, troupe).outcome()
@@ -115,13 +117,14 @@ def convert(options):
 def parsed(words):
     parser = argparse.ArgumentParser(
         prog="python3 -m troupe_foreign.recipe", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="A recipe of a file of ms-swift, slime, verl, MindSpeed-LLM, Primus, FlagScale, Megatron-Bridge, LLaMA-Factory or "
-        "Axolotl.", epilog="Example: python3 -m troupe_foreign.recipe train.yaml -o run.yaml && troupe check run.yaml\n"
+        description="A recipe of a file of ms-swift, slime, verl, MindSpeed-LLM, Pai-Megatron-Patch, Primus, FlagScale, Megatron-Bridge, "
+        "LLaMA-Factory or Axolotl.", epilog="Example: python3 -m troupe_foreign.recipe train.yaml -o run.yaml && troupe check run.yaml\n"
         "Exit code: 0, 2 (no recipe), 8 (a recipe with keys to be filled in). Nothing of the file is run.")
     parser.add_argument("file", type=pathlib.Path, help="script, YAML or Python file; FILE.py:FUNCTION names one of its recipes")
     parser.add_argument("-o", "--out", type=pathlib.Path, help="output file; default, and -: standard output")
     parser.add_argument("--explain", action="store_true", help="a table of every value that was taken: theirs, ours")
     parser.add_argument("--variable", action="append", default=[], metavar="NAME=VALUE", help="of a script's environment")
+    parser.add_argument("--arguments", default="", metavar="WORDS", help="of a script, as its caller gives them: \"dlc A3B 1 8\"")
     parser.add_argument("--config", type=pathlib.Path, metavar="config.json", help="of the model that the file names")
     parser.add_argument("--force", action="store_true", help="write what can be converted, the rest as comments")
     parser.add_argument("--quiet", action="store_true", help="do not list mapped and ignored settings")

@@ -4,7 +4,7 @@ import pathlib
 import re
 
 from . import hub_models
-from .settings import Fault
+from .settings import STAND_IN, Fault
 
 # What Megatron-LM has switched on, and a flag switches off.
 OFF = {
@@ -163,3 +163,18 @@ def shown(value):
     return "null" if value is None else str(value)
 
 
+def flag_said(name, values):
+    """A flag as the file has it, with underscores."""
+    return "--" + " ".join([name, *values])
+
+
+def batch(out):
+    out.default("micro-batch-size", 1)
+    if not out.has("seq-length"):
+        out.stand_in("seq-length", 4096, "data.sequence", "the script gives no --seq-length")
+    if not out.has("max-position-embeddings"):
+        if out.flags["seq-length"].theirs == STAND_IN:
+            out.stand_in("max-position-embeddings", 4096, "model.max_positions", "the script gives neither its --max-position-embeddings")
+        else:
+            out.default("max-position-embeddings", out.value("seq-length"), "seq_length")
+    out.default("bf16", True)

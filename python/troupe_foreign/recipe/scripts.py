@@ -5,7 +5,9 @@ import re
 import tempfile
 
 from . import hand_over
-from .common import give, give_model, give_preset, number, plain, refuse_sight, shown
+from .common import batch, give, give_model, give_preset, number, plain, refuse_sight, shown
+from .mindspeed import mindspeed
+from .pai import is_pai, pai
 from .settings import STAND_IN, Fault, Settings
 from .swift_sft import SWIFT_IGNORED, swift_sft
 from .tuning import preference
@@ -219,18 +221,6 @@ def slime(script, config):
     return out
 
 
-def batch(out):
-    out.default("micro-batch-size", 1)
-    if not out.has("seq-length"):
-        out.stand_in("seq-length", 4096, "data.sequence", "the script gives no --seq-length")
-    if not out.has("max-position-embeddings"):
-        if out.flags["seq-length"].theirs == STAND_IN:
-            out.stand_in("max-position-embeddings", 4096, "model.max_positions", "the script gives neither its --max-position-embeddings")
-        else:
-            out.default("max-position-embeddings", out.value("seq-length"), "seq_length")
-    out.default("bf16", True)
-
-
 VERL_MODEL, VERL_OPTIM, VERL_RANKS = "actor_rollout_ref.model.path", "actor_rollout_ref.actor.optim", "actor_rollout_ref.actor.megatron"
 VERL_OPTIM_NAMES = {"lr": "lr", "min_lr": "min-lr", "lr_warmup_steps": "lr-warmup-iters", "weight_decay": "weight-decay",
                     "clip_grad": "clip-grad", "lr_decay_style": "lr-decay-style", "lr_decay_steps": "lr-decay-iters",
@@ -342,113 +332,14 @@ def verl_batch(out, said, own, sft):
     out.give("micro-batch-size", int(micro or 1), "a microbatch of one GPU")
 
 
-MINDSPEED_SPEED = re.compile(
-    r"^(use_fused|use_cp_send|moe_permutation|moe_alltoall|moe_zero|reuse_fp32|swap_|recompute_|enable_recompute|use_ascend|"
-    r"gemm_grad|context_parallel_algo|ulysses|attention_mask_type|tokenizer_not_use|no_shared|transformer_impl|use_mcore|"
-    r"enable_hf2mg|model_type_hf|prompt_type|distributed_|enable_high_avail|moe_hierarchical|moe_tp_extend|use_distributed_optimizer_|"
-    r"overlap_|mtp_mem|schedules_|noop_|num_layer_list|reset_attention|async_log|log_|profile|data_cache|no_check|use_cp|kv_head_repeat|"
-    r"cp_window|megatron_cp|cp_attention|attention_dropout_fusion|jit_compile|npu_|mla_|enable_load|ai_framework|load_checkpoint|"
-    r"moe_fb_overlap|moe_unperm|fix_sub|virtual_pipe|dist_ckpt|auto_detect|cut_max|seed_|variable_seq|no_pad|padded_samples|pack|neat|"
-    r"no_shuffle|overwrite_cache|pad_to_multiple|use_kv_cache|max_new|history_turns|hf_load|hf_save|hf_cfg|hf_|lora_load|lora_fusion|"
-    r"lora_register|mg_cache|enable_mg2hf|dualpipev|moe_comp|shape_order|fused_|fa_|sparse_mode|moe_grouped)")
-MINDSPEED_DATA = re.compile(r"^(handler_name|is_instruction|is_pairwise|tokenizer_|dataset_|map_keys|template|cutoff|data_|finetune|stage|pref_|"
-                            r"dpo_|refer|train_mode|is_)")
-
-
-def mindspeed(script, config):
-    del config
-    out, flags = Settings("MindSpeed-LLM", script.file), script.flags()
-    said = {name: (" ".join(values), line) for name, values, line in flags}
-    stage = said.get("stage", ("", 0))[0]
-    if stage not in ("", "sft", "dpo"):
-        raise Fault(f"{script.file}: MindSpeed-LLM's, {stage}: of its stages sft and dpo are read")
-    own = mindspeed_model(out, said, script)
-    for name, values, line in flags:
-        text, theirs, place = " ".join(values), theirs_of(name, values), script.place(line)
-        if name in own or name.startswith("lora_"):
-            continue
-        if name == "tokenizer_name_or_path" and text:
-            out.give("tokenizer-model", text, theirs, place)
-        elif MINDSPEED_DATA.match(name) and name not in ("data_path", "data_parallel_sharding_strategy"):
-            out.ignore(theirs, "of its data: `troupe data build` has what it means")
-        elif MINDSPEED_SPEED.match(name):
-            out.ignore(theirs, "speed, memory, logs or where files are")
-        else:
-            give(out, name, plain(text) if values else True, theirs, place)
-    if "lora_r" in said:
-        mindspeed_adapters(out, said)
-    if "--is-instruction-dataset" in theirs_of("", []) or "is_instruction_dataset" in said or stage:
-        out.flags.pop("data-path", None)
-        out.hole("data.train", "questions whose answers alone are learned: `troupe data build FILE --format chat -o DATA` makes token files of them")
-    if stage == "dpo":
-        preference(out_of(out), said.get("dpo_loss_type", ("sigmoid", 0))[0], said.get("dpo_beta", (0.1, 0))[0],
-                   said.get("dpo_label_smoothing", (0, 0))[0])
-    batch(out)
-    return out
-
-
-def mindspeed_model(out, said, script):
-    """Its own flags of a model; the names that were read."""
-    own = {"spec", "norm_topk_prob", "rope_scaling_type", "rope_scaling_factor", "rope_scaling_mscale", "rope_scaling_mscale_all_dim",
-           "rope_scaling_beta_fast", "rope_scaling_beta_slow", "rope_scaling_original_max_position_embeddings", "first_k_dense_replace",
-           "n_shared_experts", "moe_layer_freq", "fix_router", "moe_intermediate_size", "n_group", "topk_group", "routed_scaling_factor",
-           "seq_aux", "moe_router_norm_topk"}
-    place = lambda name: script.place(said[name][1])  # noqa: E731
-    if "rope_scaling_type" in said:
-        if said["rope_scaling_type"][0] != "yarn":
-            out.refuse(theirs_of("rope_scaling_type", [said["rope_scaling_type"][0]]), place("rope_scaling_type"), "of these only yarn is read")
-        for theirs, flag in (("type", "rope-type"), ("factor", "rotary-scaling-factor"), ("mscale", "mscale"), ("mscale_all_dim", "mscale-all-dim"),
-                             ("beta_fast", "beta-fast"), ("beta_slow", "beta-slow"),
-                             ("original_max_position_embeddings", "original-max-position-embeddings")):
-            if (name := f"rope_scaling_{theirs}") in said:
-                out.give(flag, said[name][0], theirs_of(name, [said[name][0]]), place(name))
-    elif "multi_latent_attention" in said:
-        out.default("rope-type", "rope")
-    first, layers = number(said.get("first_k_dense_replace", (0, 0))[0], 0), number(said.get("num_layers", (0, 0))[0], 0)
-    if first > 0 and layers:
-        out.give("moe-layer-freq", f"([0]*{int(first)}+[1]*{int(layers - first)})", f"--first-k-dense-replace {int(first)}",
-                 place("first_k_dense_replace"))
-    elif number(said.get("moe_layer_freq", (1, 0))[0], 0) > 1 or "[" in said.get("moe_layer_freq", ("", 0))[0]:
-        out.give("moe-layer-freq", said["moe_layer_freq"][0], theirs_of("moe_layer_freq", [said["moe_layer_freq"][0]]), place("moe_layer_freq"))
-    shared = number(said.get("n_shared_experts", (0, 0))[0], 0)
-    width = number((said.get("moe_ffn_hidden_size") or said.get("moe_intermediate_size") or (0, 0))[0], 0)
-    if shared:
-        out.give("moe-shared-expert-intermediate-size", int(shared * width), f"--n-shared-experts {int(shared)}", place("n_shared_experts"))
-    for name, flag in (("moe_intermediate_size", "moe-ffn-hidden-size"), ("n_group", "moe-router-num-groups"),
-                       ("topk_group", "moe-router-group-topk"), ("routed_scaling_factor", "moe-router-topk-scaling-factor")):
-        if name in said:
-            out.give(flag, said[name][0], theirs_of(name, [said[name][0]]), place(name))
-    if "num_experts" in said and said.get("moe_router_score_function", ("softmax", 0))[0] == "softmax" and "norm_topk_prob" not in said:
-        out.give("moe-router-pre-softmax", True, "--norm-topk-prob is not given")
-    elif "norm_topk_prob" in said:
-        out.ignore("--norm-topk-prob", "as the softmax of the chosen alone is")
-    if "spec" in said:
-        spec = said["spec"][0]
-        known = re.search(r"qwen|deepseek|glm|kimi|mixtral|llama|ling|hunyuan|phi", spec)
-        if known and not re.search(r"next|linear|dsa|csa", spec):
-            out.note(f"--spec {spec}: a layer by its own Python, which is not run; the flags beside it say the same layer")
-        else:
-            out.refuse(f"--spec {spec}", place("spec"), "a layer of its own Python, which is not run")
-    return own
-
-
-def mindspeed_adapters(out, said):
-    rank, alpha = number(said["lora_r"][0]), number(said.get("lora_alpha", (16, 0))[0])
-    out.set("model.lora.rank", int(rank), f"--lora-r {rank:g}")
-    out.set("model.lora.alpha", alpha, f"--lora-alpha {alpha:g}")
-    names = said.get("lora_target_modules", ("linear_qkv linear_proj", 0))[0]
-    targets = ["attention"] if re.search("qkv|proj|q_|kv_", names) else []
-    if "fc" in names:
-        targets.append("experts" if "num_experts" in said else "ffn")
-    out.set("model.lora.targets", targets, f"--lora-target-modules {names}")
-
-
 def kind_of(script):
     names = {name for name, _, _ in script.flags()}
     if script.program.startswith(("megatron ", "swift ")):
         return "ms-swift" if script.program.startswith("megatron ") else "ms-swift of transformers"
     if "verl" in script.program:
         return "verl"
+    if is_pai(names):
+        return "Pai-Megatron-Patch"
     own = {"rollout_batch_size", "num_rollout", "hf_checkpoint", "actor_num_nodes", "rollout_function_path"}
     text = inlined(script.file)[0]
     if own & names or "slime" in text or "MODEL_ARGS=(" in text:
@@ -458,8 +349,9 @@ def kind_of(script):
     return None
 
 
-PROJECTS = ("ms-swift", "slime", "verl", "MindSpeed-LLM")
-READERS = {"ms-swift": swift, "ms-swift of transformers": swift_sft, "slime": slime, "verl": verl, "MindSpeed-LLM": mindspeed}
+PROJECTS = ("ms-swift", "slime", "verl", "MindSpeed-LLM", "Pai-Megatron-Patch")
+READERS = {"ms-swift": swift, "ms-swift of transformers": swift_sft, "slime": slime, "verl": verl, "MindSpeed-LLM": mindspeed,
+           "Pai-Megatron-Patch": pai}
 
 
 def asked_for(script):
