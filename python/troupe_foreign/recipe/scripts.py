@@ -8,7 +8,7 @@ from . import hand_over
 from .common import batch, give, give_model, give_preset, number, plain, refuse_sight, shown
 from .mindspeed import mindspeed
 from .pai import is_pai, pai
-from .settings import STAND_IN, Fault, Settings
+from .settings import Fault, Settings
 from .swift_sft import SWIFT_IGNORED, swift_sft
 from .tuning import preference
 

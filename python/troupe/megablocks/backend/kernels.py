@@ -3,6 +3,24 @@ No autograd goes through these there; here it does."""
 from .. import ops
 
 
+def assert_is_tensor(x, ndim):
+    if x.dim() != ndim:
+        raise ValueError(f"Expected {ndim}-tensor but got {x.dim()}-tensor, {list(x.shape)}")
+
+
+def assert_is_matrix(x):
+    assert_is_tensor(x, 2)
+
+
+def assert_is_vector(x):
+    assert_is_tensor(x, 1)
+
+
+def assert_equal(a, b):
+    if a != b:
+        raise ValueError(f"Expected dimensions to be equal but got {a} and {b}.")
+
+
 def _weighted(rows, indices, weights, place=None):
     if weights is None:
         return rows

@@ -1,6 +1,10 @@
 """Which class computes the experts of a dMoE. Others may add theirs."""
+from typing import Union
+
 from . import glu, mlp
 from .arguments import Arguments
+
+MlpType = Union[mlp.SparseMLP, glu.SparseGLU]
 
 _REGISTRY = {
     "mlp": {"grouped": mlp.GroupedMLP, "sparse": mlp.SparseMLP},

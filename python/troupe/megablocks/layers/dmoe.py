@@ -6,6 +6,11 @@ from . import common, dmlp_registry, mlp, moe, mpu
 from .arguments import Arguments
 
 
+def promote_scalar(x):
+    """x, with one dimension where it has none."""
+    return x.view(1) if x.dim() == 0 else x
+
+
 class ParallelDroplessMLP(moe.ParallelMLP):
     def __init__(self, args: Arguments):
         super().__init__(args)

@@ -5,6 +5,8 @@ from .. import stk
 from . import mlp
 from .activation_fn import act_fn
 from .arguments import Arguments
+from .memory_optimized import MemoryOptimizedGroupedGLU as MemoryOptimizedGroupedGLU
+from .memory_optimized import memory_optimized_grouped_glu as memory_optimized_grouped_glu
 
 
 class SparseGLU(mlp.SparseMLP):

@@ -17,6 +17,10 @@ from .. import stk
 from . import common, mpu
 from .activation_fn import act_fn, name_of
 from .arguments import Arguments, InitFn
+from .memory_optimized import MemoryOptimizedGroupedMLP as MemoryOptimizedGroupedMLP
+from .memory_optimized import MemoryOptimizedMLP as MemoryOptimizedMLP
+from .memory_optimized import memory_optimized_grouped_mlp as memory_optimized_grouped_mlp
+from .memory_optimized import memory_optimized_mlp as memory_optimized_mlp
 
 
 scale_gradient = ScaleGradient.apply

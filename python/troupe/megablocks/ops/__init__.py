@@ -2,6 +2,7 @@
 import torch
 
 from ...checks import Unsupported
+from .classes import with_apply
 
 _BITS = {torch.int16: 16, torch.int32: 32, torch.int64: 64}
 
@@ -103,6 +104,14 @@ def topology(padded_bins, block_size, output_block_rows, output_block_columns):
     columns = _troupe().topology(padded_bins.view(-1), block_size, output_block_rows, output_block_columns)
     return columns.to(torch.int16) if padded_bins.numel() * output_block_columns <= 32767 else columns
 
+
+BinnedGatherOp, BinnedScatterOp = with_apply("BinnedGatherOp", binned_gather), with_apply("BinnedScatterOp", binned_scatter)
+ExclusiveCumsumOp, InclusiveCumsumOp = (with_apply("ExclusiveCumsumOp", exclusive_cumsum),
+                                        with_apply("InclusiveCumsumOp", inclusive_cumsum))
+GatherOp, ScatterOp = with_apply("GatherOp", gather), with_apply("ScatterOp", scatter)
+PaddedGatherOp, PaddedScatterOp = with_apply("PaddedGatherOp", padded_gather), with_apply("PaddedScatterOp", padded_scatter)
+HistogramOp, ReplicateOp = with_apply("HistogramOp", histogram), with_apply("ReplicateOp", replicate)
+SortOp, TopologyOp = with_apply("SortOp", sort), with_apply("TopologyOp", topology)
 
 __all__ = ["binned_gather", "binned_scatter", "exclusive_cumsum", "inclusive_cumsum", "gather", "histogram", "padded_gather",
            "padded_scatter", "repeat", "replicate", "round_up", "scatter", "sort", "sum", "topology"]
