@@ -211,7 +211,8 @@ class HfIo(FolderTest):
         self.round_trip("granitemoeshared", shared_intermediate_size=0)
 
     def test_what_has_no_operator_is_refused_by_its_name(self):
-        for family, operator in (("phimoe", "SparseMixer"), ("minimax", "lightning attention")):
+        for family, operator in (("phimoe", "SparseMixer"), ("minimax", "lightning attention"),
+                                 ("lfm2_moe", "gated short convolutions"), ("llama4_text", "chunked attention")):
             folder = self.folder / family
             folder.mkdir()
             (folder / "config.json").write_text(json.dumps({"model_type": family}))

@@ -57,6 +57,8 @@ constexpr MissingOperator kMissing[] = {
     {"granitemoehybrid", "Mamba-2 layers: a selective state space"},
     {"nemotron_h", "Mamba-2 layers: a selective state space"},
     {"deepseek_v32", "the lightning indexer: attention over chosen tokens"},
+    {"lfm2_moe", "gated short convolutions: layers without attention"},
+    {"llama4_text", "chunked attention: a query sees keys of its own chunk alone"},
 };
 
 // The first thing in which a config differs from a form, or nothing.
