@@ -15,7 +15,7 @@ E, K, LAYERS = 8, 2, 2
 def olmoe(**more):
     torch.manual_seed(3)
     return AutoModelForCausalLM.from_config(OlmoeConfig(
-        hidden_size=32, intermediate_size=16, num_hidden_layers=LAYERS, num_attention_heads=4, vocab_size=64, num_experts=E,
+        hidden_size=32, intermediate_size=16, num_hidden_layers=more.pop("layers", LAYERS), num_attention_heads=4, vocab_size=64, num_experts=E,
         num_experts_per_tok=K, use_cache=False, pad_token_id=None, eos_token_id=None, **more))
 
 
@@ -96,6 +96,31 @@ class Stats(unittest.TestCase):
             self.assertTrue(1 <= row["moe/load"] <= E / K, row)
             self.assertEqual(row["moe/load"], max(row[f"moe/load_layers/{i}"] for i in range(LAYERS)))
             self.assertTrue(0 <= row["moe/dead"] <= LAYERS * (E - K), row)
+
+
+class Accumulated(unittest.TestCase):
+    def step(self, model):
+        """The router's weights after the Trainer's step of four microbatches."""
+        generator = torch.Generator().manual_seed(1)
+        pieces = [{"input_ids": t, "labels": t} for t in torch.randint(64, (8, 12), generator=generator)]
+        with tempfile.TemporaryDirectory() as folder:
+            settings = TrainingArguments(folder, max_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=4, optim="sgd",
+                                         learning_rate=1.0, max_grad_norm=1e9, lr_scheduler_type="constant", save_strategy="no",
+                                         report_to="none", disable_tqdm=True, use_cpu=True)
+            Trainer(model, settings, train_dataset=pieces).train()
+        return model.model.layers[0].mlp.gate.weight.detach()
+
+    def test_an_attached_loss_counts_as_transformers_own_where_the_trainer_accumulates(self):
+        """Both have the task's loss / num_items_in_batch and the whole balance loss of each microbatch. Theirs counts choices where ours
+        has their share: K times ours."""
+        want = self.step(olmoe(layers=1, output_router_logits=True, router_aux_loss_coef=0.5))
+        plain = self.step(olmoe(layers=1))
+        ours = olmoe(layers=1)
+        for layer in ours.model.layers:
+            layer.mlp = troupe.MoE.from_hf(layer.mlp, balance="aux", aux_loss=0.5 * K, losses="attach")
+        got = self.step(ours)
+        self.assertGreater((want - plain).norm().item(), 0.05)
+        torch.testing.assert_close(got - plain, want - plain, rtol=1e-3, atol=1e-5)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import contextlib
 import functools
 
 from . import hf, lora, undecorated
+from .sharding import own_class
 
 
 def takes(module, name):
     """Whether hf.experts computes this module and reads the parameter `name` as a weight."""
     if undecorated.known(module):
-        ours = undecorated.is_on(module) and undecorated.FORWARDS[type(module).__name__] is hf.experts
+        ours = undecorated.is_on(module) and undecorated.FORWARDS[own_class(module).__name__] is hf.experts
     else:
         ours = hf.is_decorated(module) and module.config._experts_implementation == hf.NAME
     plain = name not in getattr(module, "parametrizations", ())  # of somebody else

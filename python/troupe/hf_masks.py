@@ -9,6 +9,8 @@ import inspect
 
 import torch
 
+from .sharding import own_class
+
 NAME = "create_causal_mask"
 GIVEN = ("attention_mask", "position_ids", "past_key_values", "cache_position")
 MADE_OF = {"config", "inputs_embeds", "input_embeds", *GIVEN}
@@ -50,7 +52,7 @@ def replace(model, share):
     """`share(home, name)` replaces a function of a model's file and returns what puts it back; returns how to put all
     back."""
     found = list(makers(model))
-    homes = {type(module).__module__ for module in found}
+    homes = {own_class(module).__module__ for module in found}
     backs = [back for back in (share(home, NAME) for home in sorted(homes)) if back is not None]
     for module in found:
         forward = functools.partial(_forward, module)

@@ -14,6 +14,7 @@ import torch
 
 from . import gates, hf, hf_lora, undecorated, words
 from .checks import Unsupported
+from .sharding import own_class, plain_weights
 
 OTHER = ("Experts", "MegaBlocksMoeMLP", "ExpertsMLP")
 MARKS = ("_troupe_before", "_troupe_keep", "_troupe_keep_name", "_troupe_place", "_troupe_binding")  # of a module
@@ -74,7 +75,7 @@ def find_experts(model):
             blocks.append(f"{name}." if name else "")
         if hf.is_decorated(module) or undecorated.known(module):
             yield name, module
-        elif _named_experts(type(module).__name__.removeprefix("Parametrized")) and next(module.parameters(), None) is not None:
+        elif _named_experts(own_class(module).__name__.removeprefix("Parametrized")) and next(module.parameters(), None) is not None:
             yield name, module
 
 
@@ -99,7 +100,7 @@ def _copy_bytes(module, binding):
 def _row(name, module):
     module._troupe_place = name
     params = [p for p in module.parameters()]
-    facts = {"name": name, "kind": type(module).__name__.removeprefix("Parametrized"), "layout": "", "copy_bytes": 0,
+    facts = {"name": name, "kind": own_class(module).__name__.removeprefix("Parametrized"), "layout": "", "copy_bytes": 0,
              "dtype": str(params[0].dtype).removeprefix("torch.") if params else "",
              "frozen": bool(params) and not any(p.requires_grad for p in params),
              "params": sum(getattr(p, "ds_numel", p.numel()) for p in params)}
@@ -156,9 +157,14 @@ def _differs(module):
     weight = getattr(module, names[1])
     if hasattr(weight, "ds_id") and weight.dim() != 3:
         return None  # ZeRO-3 has them elsewhere
-    E, D = weight.shape[0], weight.shape[2 if getattr(module, "is_transposed", False) else 1]
     if weight.device.type == "meta":
         return None
+    with plain_weights(module):
+        return _differs_now(module, getattr(module, names[1]))
+
+
+def _differs_now(module, weight):
+    E, D = weight.shape[0], weight.shape[2 if getattr(module, "is_transposed", False) else 1]
     generator = torch.Generator().manual_seed(0)
     K = min(2, E)
     x = torch.randn(4, D, generator=generator).to(weight.device, weight.dtype)

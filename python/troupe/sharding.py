@@ -7,6 +7,7 @@
 A layer made with group= has plain parameters of its rank's experts. One that is made whole and sharded after has DTensors, which
 torch.distributed.checkpoint saves and loads over any number of ranks, and which FSDP2 shards further over another dimension
 of the same mesh."""
+import contextlib
 import sys
 
 import torch
@@ -53,6 +54,28 @@ def local(module, name):
     raise Unsupported(f"{type(module).__name__}.{name} is a DTensor with placements {tuple(t.placements)}; experts take one "
                       "that is Replicate() (FSDP2 gathers it before the call: wrap the layer, not a part of it), or Shard(0) "
                       "over the layer's own ranks (troupe.shard_experts)")
+
+
+def own_class(module):
+    """The module's class, without the one of PyTorch that fully_shard puts before it."""
+    kind = type(module)
+    return kind.__bases__[1] if kind.__bases__[0].__name__ == "FSDPModule" and len(kind.__bases__) == 2 else kind
+
+
+@contextlib.contextmanager
+def plain_weights(module):
+    """While it lasts, the module's weights that ranks share as DTensors (fully_shard) are plain ones of the same shapes, drawn here: for
+    comparing formulas without waiting for another rank."""
+    held = [(m, n, p) for m in module.modules() for n, p in m._parameters.items() if type(p).__name__ == "DTensor"]
+    generator = torch.Generator().manual_seed(1)
+    try:
+        for m, name, p in held:
+            drawn = torch.randn(p.shape, generator=generator) * p.shape[-1] ** -0.5
+            m._parameters[name] = torch.nn.Parameter(drawn.to(p.device, p.dtype), requires_grad=False)
+        yield
+    finally:
+        for m, name, p in held:
+            m._parameters[name] = p
 
 
 def expert_parameters(model):

@@ -7,6 +7,7 @@ import torch
 
 from . import functional, gates, hf
 from .checks import Unsupported
+from .sharding import own_class
 
 
 def _activation(module, act_fn):
@@ -69,7 +70,7 @@ FORWARDS = {"AriaExperts": _aria, "DbrxExperts": _dbrx, "LongcatFlashExperts": _
 
 
 def known(module):
-    return type(module).__name__ in FORWARDS
+    return own_class(module).__name__ in FORWARDS
 
 
 def is_on(module):
@@ -79,7 +80,7 @@ def is_on(module):
 def switch(module):
     if not is_on(module):
         module._troupe_forward = True
-        module.forward = functools.partial(FORWARDS[type(module).__name__], module)
+        module.forward = functools.partial(FORWARDS[own_class(module).__name__], module)
 
 
 def switch_back(module):

@@ -16,6 +16,7 @@ import torch
 
 from . import functional, hf_losses, hf_masks, hf_rotary
 from .checks import Unsupported
+from .sharding import own_class, plain_weights
 
 WORDS = ("experts", "attention", "router", "loss", "norm", "rotary")
 
@@ -165,7 +166,7 @@ def _all_back(backs):
 def _loss(model):
     model = _unwrapped(model)
     with _whole() as backs:
-        backs.append(_shared(type(model).__module__, "load_balancing_loss_func"))
+        backs.append(_shared(own_class(model).__module__, "load_balancing_loss_func"))
         backs.append(hf_losses.replace_causal(model))
     return _all_back(backs)
 
@@ -173,7 +174,7 @@ def _loss(model):
 def _rotary(model):
     if not hf_rotary.halves_are_equal(model):
         return None
-    homes = {type(m).__module__ for m in model.modules()}
+    homes = {own_class(m).__module__ for m in model.modules()}
     with _whole() as backs:
         for home in sorted(home for home in homes if hasattr(sys.modules[home], hf_rotary.NAME)):
             backs.append(_shared(home, hf_rotary.NAME))
@@ -202,7 +203,7 @@ def _router_of(module):
     weight = module.weight
     x = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(1)).to(weight.device, weight.dtype)
     with torch.no_grad():
-        want = module(x)
+        want = module.forward(x)
         if not isinstance(want, tuple) or len(want) != 3 or want[2].dtype != torch.int64:
             return None
         for renormalize in (False, True):
@@ -227,7 +228,7 @@ def _norm_of(module):
         return None
     ours = functools.partial(_norm_forward, module, eps=eps)
     with torch.no_grad():
-        want, got = module(x), ours(x)
+        want, got = module.forward(x), ours(x)
     rtol = 1.6e-2 if weight.element_size() == 2 else 1e-5
     return ours if want.dtype == got.dtype and torch.allclose(want, got, rtol=rtol, atol=1e-5) else None
 
@@ -241,7 +242,8 @@ def _modules(model, suffix, forward_of):
             weight = getattr(module, "weight", None)
             if not type(module).__name__.endswith(suffix) or weight is None or "forward" in module.__dict__:
                 continue
-            forward = forward_of(module)
+            with plain_weights(module):
+                forward = forward_of(module)
             if forward is not None:
                 module.forward = forward
                 replaced.append(module)
