@@ -53,7 +53,7 @@ class Adapters(TuneTest):
         return peft.PeftModel.from_pretrained(load(self.folder / "base"), str(self.folder / "adapter")).eval()
 
     def merged(self):
-        said = json.loads(self.troupe("export", "tuned", "merged", "--merge", "--dtype", "float32", "--check-logits", "--json"))
+        said = json.loads(self.troupe("export", "tuned", "merged", "--merge", "--force", "--dtype", "float32", "--check-logits", "--json"))
         # This program: the checkpoint's factors apart, and the merged files.
         self.assertLess(said["logits"]["max_difference"], 1e-4 * said["logits"]["largest"])
         return load(self.folder / "merged")
