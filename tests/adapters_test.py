@@ -7,7 +7,7 @@ import unittest
 import peft
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiny_hub import random_model
@@ -53,7 +53,7 @@ class Adapters(TuneTest):
         return peft.PeftModel.from_pretrained(load(self.folder / "base"), str(self.folder / "adapter")).eval()
 
     def merged(self):
-        said = json.loads(self.troupe("export", "tuned", "merged", "--merge", "--dtype", "float32", "--check-logits", "--json"))
+        said = json.loads(self.troupe("export", "tuned", "merged", "--merge", "--force", "--dtype", "float32", "--check-logits", "--json"))
         # This program: the checkpoint's factors apart, and the merged files.
         self.assertLess(said["logits"]["max_difference"], 1e-4 * said["logits"]["largest"])
         return load(self.folder / "merged")
@@ -219,6 +219,50 @@ class Adapters(TuneTest):
         model.eval().save_pretrained(self.folder / "adapter")
         return logits(model)
 
+    DORA = {"rank": 3, "alpha": 6, "dora": True, "targets": ["attention", "shared", "ffn"]}
+
+    def test_245_magnitudes_of_dora_are_pefts(self):
+        self.imported()
+        self.write_recipe(self.DORA)
+        self.troupe("train", "tune.yaml", "--quiet")
+        model = self.with_peft()
+        self.assertTrue(model.peft_config["default"].use_dora)
+        adapted, merged = logits(model), logits(self.merged())
+        self.assertLess(apart(adapted, merged), 1e-4)
+        vectors = {n: t for n, t in load_file(self.folder / "adapter/adapter_model.safetensors").items() if "magnitude" in n}
+        # q, k, v, o of two layers; gate, up and down of the shared expert and of the dense layer.
+        self.assertEqual(len(vectors), 2 * 4 + 2 * 3)
+        base = dict(load(self.folder / "base").named_parameters())
+        for name, vector in vectors.items():
+            norms = base[name.removeprefix("base_model.model.").replace("lora_magnitude_vector", "weight")].norm(dim=1)
+            self.assertGreater(apart(vector, norms), 1e-3, name)
+            with torch.no_grad():
+                vector.copy_(norms)
+        # Without what was learned of them the logits are others.
+        file = self.folder / "adapter/adapter_model.safetensors"
+        save_file(load_file(file) | vectors, file)
+        plain = peft.PeftModel.from_pretrained(load(self.folder / "base"), str(self.folder / "adapter")).eval()
+        self.assertGreater(apart(logits(plain), merged), 1e-3)
+
+    def test_245_magnitudes_of_peft_are_imported_and_start_at_the_norms(self):
+        self.imported()
+        theirs = self.made_by_peft(use_dora=True, target_modules=[f"self_attn.{p}_proj" for p in "qkvo"])
+        told = self.import_adapter()
+        self.assertEqual((told["targets"], told["added"]), (["attention"], 0))
+        self.assertLess(apart(self.start_merged(), theirs), 1e-4)
+        # A new run begins at the base.
+        self.write_recipe(self.DORA)
+        self.troupe("train", "tune.yaml", "--quiet", "--set", "train.steps=1", "--set", "train.optimizer.lr=1e-9")
+        self.assertLess(apart(logits(self.merged()), logits(load(self.folder / "base"))), 1e-5)
+
+    def test_245_magnitudes_are_refused_where_there_are_none(self):
+        self.imported()
+        for lora, said in ((self.DORA | {"targets": ["experts"]}, "model.lora.dora: E2005 is true and model.lora.targets names experts"),
+                           (self.DORA | {"targets": ["router"]}, "model.lora.targets names router, which has no magnitudes"),
+                           ({"dora": True}, "model.lora.dora: E2005 is true and model.lora.rank is 0")):
+            self.write_recipe(lora)
+            self.assertIn(said, self.troupe("train", "tune.yaml", "--quiet", code=2))
+
     def start_merged(self):
         self.troupe("export", "start", "merged", "--merge", "--dtype", "float32", "--check-logits", "--force")
         return logits(load(self.folder / "merged"))
@@ -247,7 +291,7 @@ class Adapters(TuneTest):
         self.made_by_peft(target_modules=["q_proj"])
         file = self.folder / "adapter/adapter_config.json"
         config = json.loads(file.read_text())
-        for change, said in (({"use_dora": True}, "use_dora is true, which the adapters of this program do not have"),
+        for change, said in (({"use_dora": True}, "q_proj.lora_magnitude_vector, and use_dora is true"),
                              ({"modules_to_save": ["lm_head"]}, "modules_to_save is"), ({"bias": "all"}, "bias is"),
                              ({"rank_pattern": {"q_proj": 4}}, "rank_pattern is"), ({"peft_type": "IA3"}, "peft_type is"),
                              ({"init_lora_weights": "pissa"}, "which changes the base's weights"), ({"r": 4}, "of rank 4")):

@@ -80,7 +80,8 @@ ExportSource base_source(const std::string& base, const Log& log) {
 AdapterImport import_adapter(const std::string& folder, const std::string& base,
                              const std::string& run, const Log& log, Fs& fs) {
   const ExportSource source = base_source(base, log);
-  const PeftAdapterRead read = read_peft(folder, source.config);
+  const PeftAdapterRead read =
+      read_peft(folder, source.config, tensors_of_checkpoint(source.checkpoint));
   for (const std::string& note : read.notes) log.warning(note);
   Sources sources;
   const Recipe of_base = load_recipe(run_path(base).run + "/recipe.yaml", {}, sources);

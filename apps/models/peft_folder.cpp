@@ -29,6 +29,7 @@ struct AdaptedTensor {
   std::string ours;              // of a matrix: the weight that it is made of
   int64_t filled = 0;            // rows of all experts
   std::vector<at::Tensor> a, b;  // of each expert: [r, in], [out, r]
+  at::Tensor m;                  // [out], of DoRA, which experts do not have
 };
 
 // "mlp.gate.weight": what the same tensor of any layer ends with.
@@ -77,6 +78,7 @@ class PeftAdapter {
       const auto [a, b] = joined(t, version);
       out[prefix + "lora_A.weight"] = a;
       out[prefix + "lora_B.weight"] = b;
+      if (t.m.defined()) out[prefix + "lora_magnitude_vector"] = t.m;
     }
     return out;
   }
@@ -114,10 +116,14 @@ class PeftAdapter {
     if (!t.b[e].defined()) {
       t.a[e] = factors.a;
       t.b[e] = at::zeros({rows.out, factors.a.size(0)}, factors.a.options());
+      if (factors.m.defined()) t.m = at::zeros({rows.out}, factors.m.options());
     }
-    t.b[e]
-        .slice(0, rows.first, rows.first + (piece.rows - 1) * rows.step + 1, rows.step)
-        .copy_(factors.b.narrow(0, piece.row, piece.rows));
+    const auto put = [&](const at::Tensor& into, const at::Tensor& from) {
+      into.slice(0, rows.first, rows.first + (piece.rows - 1) * rows.step + 1, rows.step)
+          .copy_(from.narrow(0, piece.row, piece.rows));
+    };
+    put(t.b[e], factors.b);
+    if (t.m.defined()) put(t.m, factors.m);
     t.filled += piece.rows;
   }
 
@@ -155,6 +161,7 @@ std::string config_text(const LoraConfig& config, const PeftWritten& targets,
                                 {"lora_alpha", config.alpha},
                                 {"lora_dropout", written_dropout(config, targets)},
                                 {"use_rslora", config.rslora},
+                                {"use_dora", config.dora},
                                 {"bias", "none"},
                                 {"fan_in_fan_out", false},
                                 {"init_lora_weights", true},

@@ -1,5 +1,6 @@
 #include "apps/models/peft_import.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
@@ -27,7 +28,8 @@ constexpr const char* kMergeThere =
     "merge the adapter with PEFT (merge_and_unload) and import the whole model";
 
 struct FactorPair {
-  at::Tensor a, b;  // f32 [r, in], [out, r]
+  at::Tensor a, b;    // f32 [r, in], [out, r]
+  at::Tensor m = {};  // [out], of DoRA
 };
 
 // The tensors of the file. Those that nobody asked for are known.
@@ -45,14 +47,21 @@ class PeftTensors {
   std::optional<FactorPair> find(const std::string& module) {
     const std::string a = module + ".lora_A.weight", b = module + ".lora_B.weight";
     if (file_.find(a) == nullptr || file_.find(b) == nullptr) return std::nullopt;
-    return FactorPair{read(a), read(b)};
+    return FactorPair{read(a, 2), read(b, 2), magnitudes(module)};
   }
 
  private:
-  at::Tensor read(const std::string& name) {
+  at::Tensor magnitudes(const std::string& module) {
+    const std::string name = module + ".lora_magnitude_vector";
+    if (file_.find(name) != nullptr) return read(name, 1);
+    return file_.find(name + ".weight") == nullptr ? at::Tensor() : read(name + ".weight", 1);
+  }
+
+  at::Tensor read(const std::string& name, size_t dims) {
     const SafetensorsEntry& entry = *file_.find(name);
-    if (entry.shape.size() != 2) {
-      fail(Code::kStateMismatch, path(), name, "is", to_text(entry.shape) + ", not a matrix");
+    if (entry.shape.size() != dims) {
+      fail(Code::kStateMismatch, path(), name, "is", to_text(entry.shape) + ", not a",
+           dims == 1 ? "vector" : "matrix");
     }
     at::Tensor out = at::empty(entry.shape, at::TensorOptions(scalar_of(entry.element)));
     file_.read(entry, 0, bytes_of(out));
@@ -107,14 +116,15 @@ AdapterSites sites_of(const ModelConfig& plain) {
 
 // Rows of ours, from `row` on, that have factors of theirs.
 struct FactorRows {
-  at::Tensor a, b;
+  at::Tensor a, b, m;
   int64_t row = 0;
 };
 
 class PeftReading {
  public:
-  PeftReading(const std::string& folder, const HfConfig& config)
-      : settings_(read_peft_settings(folder)),
+  PeftReading(const std::string& folder, const HfConfig& config, TensorOf weights)
+      : weights_(std::move(weights)),
+        settings_(read_peft_settings(folder)),
         theirs_(folder + "/adapter_model.safetensors"),
         sites_(sites_of(config.model)) {
     const std::vector<HfTensor> table = hf_names(*config.family, config.model, /*fused=*/true);
@@ -184,12 +194,34 @@ class PeftReading {
       const std::optional<FactorPair>& pair = pairs_.at(module);
       if (!pair) continue;
       const PieceRows rows = rows_of(piece, ours.columns, kMergeThere);
+      require_magnitudes(*pair, module, rows.out, sites_.at(ours.name).target);
       const FactorPair own = of_expert(*pair, rows, module);
+      const auto part = [&](const at::Tensor& t) {
+        return t.slice(0, rows.first, rows.first + (piece.rows - 1) * rows.step + 1, rows.step);
+      };
       rows_[ours.name].push_back(
-          {own.a,
-           own.b.slice(0, rows.first, rows.first + (piece.rows - 1) * rows.step + 1, rows.step),
-           piece.row});
+          {own.a, part(own.b), own.m.defined() ? part(own.m) : own.m, piece.row});
       targets_.insert(sites_.at(ours.name).target);
+    }
+  }
+
+  void require_magnitudes(const FactorPair& pair, const std::string& module, int64_t out,
+                          LoraTarget target) const {
+    const bool dora = settings_.factors.dora;
+    if (dora && (target == LoraTarget::kExperts || target == LoraTarget::kRouter)) {
+      fail(Code::kBadModelConfig, theirs_.path(), module, "has use_dora, which adapters of",
+           to_text(target), "here do not have;", kMergeThere);
+    }
+    const std::string beside = module + ".lora_magnitude_vector";
+    if (dora && !pair.m.defined()) {
+      fail(Code::kStateMismatch, theirs_.path(), "has no", beside + ", and use_dora is true");
+    }
+    if (!dora && pair.m.defined()) {
+      fail(Code::kStateMismatch, theirs_.path(), "has", beside + ", and use_dora is not true");
+    }
+    if (dora && pair.m.size(0) != out) {
+      fail(Code::kStateMismatch, theirs_.path(), beside, "has", pair.m.size(0), "numbers of", out,
+           "rows");
     }
   }
 
@@ -266,8 +298,26 @@ class PeftReading {
     sizes.back() = rank;
     out.factors[site.a] = a;
     out.factors[site.b] = b.view(sizes);
+    if (!settings_.factors.dora) return;
+    sizes.pop_back();
+    out.factors[site.b.substr(0, site.b.size() - 1) + 'm'] =
+        above_norms(weight, b.size(0)).view(sizes);
   }
 
+  // What the magnitudes of a weight's rows have above the rows' norms: 0 where theirs has none.
+  at::Tensor above_norms(const std::string& weight, int64_t rows) const {
+    const at::Tensor out = at::zeros({rows});
+    const auto at = rows_.find(weight);
+    if (at == rows_.end()) return out;
+    const at::Tensor norms = row_norms(weights_(weight).to(at::kFloat).reshape({rows, -1}));
+    for (const FactorRows& part : at->second) {
+      const int64_t n = part.m.size(0);
+      out.narrow(0, part.row, n).copy_(part.m - norms.narrow(0, part.row, n));
+    }
+    return out;
+  }
+
+  TensorOf weights_;
   PeftSettings settings_;
   PeftTensors theirs_;
   AdapterSites sites_;
@@ -286,13 +336,14 @@ ModelConfig with_still_router(ModelConfig model) {
   return model;
 }
 
-PeftAdapterRead read_peft(const std::string& folder, const HfConfig& config) {
+PeftAdapterRead read_peft(const std::string& folder, const HfConfig& config,
+                          const TensorOf& weights) {
   if (!config.factors.empty()) {
     fail(Code::kBadValue, "--adapter", "the family", config.family->model_type,
          "has factors that the import multiplied into the weights;", kMergeThere);
   }
   refuse_pickles(folder);
-  return PeftReading(folder, config).result();
+  return PeftReading(folder, config, weights).result();
 }
 
 }  // namespace troupe

@@ -3,6 +3,8 @@
 // Ours have one A for all rows of a matrix. Where theirs is several matrices (gate_proj and up_proj)
 // with an A for each, ours has the rows of all of them, m r, and B zeros between: rank is then m r
 // everywhere, and alpha m alpha (rslora: sqrt(m) alpha), which leaves the scale as it is.
+//
+// Magnitudes of DoRA are kept here as what they have above the norm of the base's rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "troupe/checkpoint/hf/hf_config.h"
+#include "troupe/checkpoint/hf/hf_weights.h"
 #include "troupe/nn/parts/lora.h"
 
 namespace troupe {
@@ -29,7 +32,9 @@ struct PeftAdapterRead {
 // The model with a router whose bias stays, as adapters need it.
 ModelConfig with_still_router(ModelConfig model);
 
-// Beside a model of `config`, which has no adapters. E4005 names the tensors that have no place.
-PeftAdapterRead read_peft(const std::string& folder, const HfConfig& config);
+// Beside a model of `config`, which has no adapters; `weights`: its tensors. E4005 names the tensors
+// that have no place.
+PeftAdapterRead read_peft(const std::string& folder, const HfConfig& config,
+                          const TensorOf& weights);
 
 }  // namespace troupe

@@ -20,7 +20,7 @@ using PeftJson = nlohmann::json;
 constexpr int64_t kLongestPeftConfig = int64_t{1} << 24;  // bytes
 
 // Keys that are read below, and keys that do not change what a trained adapter computes.
-constexpr std::array<std::string_view, 27> kPeftKeys = {"peft_type",
+constexpr std::array<std::string_view, 28> kPeftKeys = {"peft_type",
                                                         "task_type",
                                                         "auto_mapping",
                                                         "peft_version",
@@ -31,6 +31,7 @@ constexpr std::array<std::string_view, 27> kPeftKeys = {"peft_type",
                                                         "lora_alpha",
                                                         "lora_dropout",
                                                         "use_rslora",
+                                                        "use_dora",
                                                         "init_lora_weights",
                                                         "eva_config",
                                                         "exclude_modules",
@@ -110,7 +111,8 @@ PeftSettings peft_settings_of(const std::string& file, const PeftJson& config) {
   out.factors = {.rank = config.at("r").get<int64_t>(),
                  .alpha = config.at("lora_alpha").get<double>(),
                  .rslora = config.value("use_rslora", false),
-                 .dropout = config.value("lora_dropout", 0.0)};
+                 .dropout = config.value("lora_dropout", 0.0),
+                 .dora = config.value("use_dora", false)};
   if (!(out.factors.dropout >= 0 && out.factors.dropout < 1)) {
     refuse_peft_key(file, "lora_dropout", config.at("lora_dropout"), "; it must be in [0, 1)");
   }

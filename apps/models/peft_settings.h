@@ -15,7 +15,7 @@ struct PeftSettings {
 };
 
 // E4008 for a file that is none of a LoRA adapter, and for each setting that adapters here do not
-// have and that changes what is computed (use_dora, modules_to_save, bias, ..), by its name: a key
+// have and that changes what is computed (modules_to_save, bias, ..), by its name: a key
 // that is not known has to be off.
 PeftSettings read_peft_settings(const std::string& folder);
 

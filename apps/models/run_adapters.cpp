@@ -33,7 +33,11 @@ std::optional<WeightFactors> RunAdapters::of(const std::string& weight) const {
   const std::string stem = stem_of(weight);
   if (!names_.contains(stem + 'a')) return std::nullopt;
   const at::Tensor a = stored_(stem + 'a').to(at::kFloat), b = stored_(stem + 'b').to(at::kFloat);
-  return WeightFactors{.a = a, .b = b.reshape({-1, a.size(0)})};
+  WeightFactors out{.a = a, .b = b.reshape({-1, a.size(0)}), .m = {}};
+  if (!names_.contains(stem + 'm')) return out;
+  const at::Tensor own = row_norms(stored_(weight).to(at::kFloat).view({out.b.size(0), -1}));
+  out.m = own + stored_(stem + 'm').to(at::kFloat).reshape({-1});
+  return out;
 }
 
 at::Tensor RunAdapters::merged(const std::string& weight) const {
@@ -41,7 +45,10 @@ at::Tensor RunAdapters::merged(const std::string& weight) const {
   const auto factors = of(weight);
   if (!factors) return w;
   const at::Tensor delta = at::mm(factors->b, factors->a) * config_.scale();
-  return w.to(at::kFloat) + delta.view(w.sizes());
+  const at::Tensor sum = w.to(at::kFloat).view(delta.sizes()) + delta;
+  const at::Tensor out =
+      factors->m.defined() ? sum * (factors->m / row_norms(sum)).unsqueeze(1) : sum;
+  return out.view(w.sizes());
 }
 
 ModelConfig without_adapters(ModelConfig model) {

@@ -15,6 +15,7 @@ namespace troupe {
 
 struct WeightFactors {
   at::Tensor a, b;  // f32 [r, in], [out, r], out the weight's rows
+  at::Tensor m;     // f32 [out], of DoRA: the magnitudes themselves; else undefined
 };
 
 class RunAdapters {
@@ -27,7 +28,8 @@ class RunAdapters {
   const LoraConfig& config() const { return config_; }
   // Of a weight of the model ("layers.0.attention.q.weight"); absent: it has no adapter.
   std::optional<WeightFactors> of(const std::string& weight) const;
-  // A weight with its adapter merged in, W + s B A, in f32; one without an adapter as it is stored.
+  // A weight with its adapter merged in, W + s B A, or that with rows of norm m, in f32; one without
+  // an adapter as it is stored.
   at::Tensor merged(const std::string& weight) const;
 
  private:

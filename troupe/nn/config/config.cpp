@@ -243,6 +243,9 @@ void check_lora(const ModelConfig& c, ModelFaults& f) {
   f.unless(c.lora.on() || factors.dropout == 0, "lora.dropout", "is", factors.dropout,
            "and model.lora.rank is 0, so that there is no adapter: set model.lora.rank, or leave "
            "dropout out");
+  f.unless(c.lora.on() || !factors.dora, "lora.dora",
+           "is true and model.lora.rank is 0, so that there is no adapter: set model.lora.rank, or "
+           "leave dora out");
   check_frozen(c, f);
   if (!c.lora.on()) return;
   f.unless(factors.rank <= c.width, "lora.rank", "is", factors.rank, "and the model's width is",
@@ -257,6 +260,9 @@ void check_lora(const ModelConfig& c, ModelFaults& f) {
              to_text(target), "more than once");
     f.unless(has_target(c, target), "lora.targets", "names", to_text(target) + ", and no layer of",
              "the model has it: leave it out");
+    const bool alone = target == LoraTarget::kExperts || target == LoraTarget::kRouter;
+    f.unless(!factors.dora || !alone, "lora.dora", "is true and model.lora.targets names",
+             to_text(target) + ", which has no magnitudes: leave it out of targets, or dora");
   }
   const auto* const biased = std::get_if<SigmoidBiasRouting>(&c.moe.router);
   f.unless(c.moe.experts == 0 || biased == nullptr || biased->bias_rate == 0,

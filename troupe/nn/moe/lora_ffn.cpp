@@ -19,9 +19,11 @@ FfnLora::FfnLora(const LoraConfig& config, const Param& w1, const Param& w2, Dro
       down(config, w2.shown.at(0), w2.shown.at(1), down_place) {
   const int64_t G = w1.global.at(0), F = w1.global.at(1);  // gate and up rows are cut alike
   up.b = Param::of({G, F, config.rank}, lora_b_init()).showing({G * F, config.rank});
+  if (config.dora) up.m = Param::of({G, F}, lora_b_init(), Group::kNoDecay).showing({G * F});
 }
 
 void FfnLora::cut(const TensorParts& parts) {
+  require_whole(up, parts.sharding.ranks());
   parts.cut(up.b, 1);
   parts.cut(down.a, 1);
 }
@@ -33,10 +35,10 @@ at::Tensor lora_dense_ffn(const at::Tensor& x, const FfnMatrices& w,
                           const std::optional<FfnLora>& lora, const FfnOptions& o,
                           const Context& context) {
   at::Tensor h = w.up.linear(x, w.b1);
-  if (lora) h = h + lora->up.delta(x, context);
+  if (lora) h = lora->up.beside(w.up, x, h, w.b1, context);
   const at::Tensor u = ffn_units(h, w.gated, o);
   const at::Tensor y = w.down.linear(u, w.b2);
-  return lora ? y + lora->down.delta(u, context) : y;
+  return lora ? lora->down.beside(w.down, u, y, w.b2, context) : y;
 }
 
 Context expert_row_context(const Context& context, const ExpertRows& rows) {

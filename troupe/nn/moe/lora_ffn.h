@@ -26,8 +26,10 @@ struct FfnLora {
   static void visit(auto& m, auto&& f) {
     f("w1_lora_a", m.up.a);
     f("w1_lora_b", m.up.b);
+    f("w1_lora_m", m.up.m);
     f("w2_lora_a", m.down.a);
     f("w2_lora_b", m.down.b);
+    f("w2_lora_m", m.down.m);
   }
 
   LoraFactors up, down;

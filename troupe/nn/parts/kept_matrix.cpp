@@ -18,4 +18,8 @@ at::Tensor KeptMatrix::grouped(const at::Tensor& x_RK, const at::Tensor& expert_
   return low_bit_grouped_gemm(x_RK, low_bit->packed, low_bit->format, expert_offset);
 }
 
+at::Tensor KeptMatrix::whole() const {
+  return low_bit ? low_bit_unpack(low_bit->packed, low_bit->format, at::kFloat) : value;
+}
+
 }  // namespace troupe

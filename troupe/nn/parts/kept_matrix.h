@@ -17,6 +17,8 @@ struct KeptMatrix {
   at::Tensor linear(const at::Tensor& x, const at::Tensor& bias = {}) const;
   // x [R, K] by W [E, N, K] over the rows of experts (ops/grouped_gemm.h).
   at::Tensor grouped(const at::Tensor& x_RK, const at::Tensor& expert_offset) const;
+  // W itself, or unpacked to f32.
+  at::Tensor whole() const;
 
   at::Tensor value;  // undefined: in few bits
   std::optional<LowBitValue> low_bit;

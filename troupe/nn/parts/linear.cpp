@@ -117,6 +117,28 @@ at::Tensor with_adapters(const at::Tensor& y, const at::Tensor& x,
   return y + (deltas.size() == 1 ? deltas[0] : at::cat(deltas, 1));
 }
 
+at::Tensor with_magnitudes(const at::Tensor& y, const at::Tensor& x,
+                           const std::vector<const Linear*>& parts, const JoinedOptions& options) {
+  TensorList out;
+  int64_t from = 0;
+  for (const Linear* part : parts) {
+    TROUPE_CHECK(part->lora, "a part of a joined product has no adapter");
+    const int64_t rows = part->lora->b.value.size(0);
+    const at::Tensor bias = part->bias && options.biased ? part->bias->value : at::Tensor();
+    out.push_back(part->lora->beside(KeptMatrix(part->weight), x, y.narrow(1, from, rows), bias,
+                                     options.context));
+    from += rows;
+  }
+  return out.size() == 1 ? out[0] : at::cat(out, 1);
+}
+
+at::Tensor adapted(const at::Tensor& y, const at::Tensor& x,
+                   const std::vector<const Linear*>& parts, const JoinedOptions& options) {
+  const bool magnitudes = parts[0]->lora && parts[0]->lora->m;
+  return magnitudes ? with_magnitudes(y, x, parts, options)
+                    : with_adapters(y, x, parts, options.context);
+}
+
 at::Tensor joined_in_few_bits(const at::Tensor& x, const std::vector<const Linear*>& parts,
                               const JoinedOptions& options) {
   TROUPE_CHECK(!options.fp8, "weights in few bits have no products with 8-bit operands");
@@ -138,7 +160,8 @@ Linear::Linear(const LinearShape& s) : weight(Param::of({s.out, s.in}, s.init)) 
 
 at::Tensor Linear::forward(const at::Tensor& x, const Context& context) const {
   const at::Tensor y = product(x);
-  return lora ? y + lora->delta(x, context) : y;
+  if (!lora) return y;
+  return lora->beside(KeptMatrix(weight), x, y, bias ? bias->value : at::Tensor(), context);
 }
 
 at::Tensor Linear::product(const at::Tensor& x, bool biased) const {
@@ -172,7 +195,7 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const a
 at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts,
                          const JoinedOptions& options) {
   if (parts.at(0)->weight.low_bit) {
-    return with_adapters(joined_in_few_bits(x_TD, parts, options), x_TD, parts, options.context);
+    return adapted(joined_in_few_bits(x_TD, parts, options), x_TD, parts, options);
   }
   TensorList weights, biases, inputs = {x_TD};
   std::vector<int64_t> rows;
@@ -201,7 +224,7 @@ at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*
                      return gradients_of_parts(g, rows, biased, gradients);
                    }},
               1, {.name = "joined_linear_weights", .order = options.weights_order});
-  return with_adapters(p.y, x_TD, parts, options.context);
+  return adapted(p.y, x_TD, parts, options);
 }
 
 }  // namespace troupe

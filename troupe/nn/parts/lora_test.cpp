@@ -5,11 +5,15 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/eye.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <vector>
 
 #include "troupe/nn/parts/linear.h"
 
@@ -90,6 +94,62 @@ TEST(LoraDropout, EachMatrixOfAJointProductDropsForItself) {
   EXPECT_TRUE(at::equal(y, at::cat({q.forward(x, training()), k.forward(x, training())}, 1)));
   EXPECT_FALSE(at::equal(y.narrow(1, 0, kWide), y.narrow(1, kWide, kWide)));
   EXPECT_TRUE(at::equal(joined_linear(x, {&q}), 2 * x)) << "no training";
+}
+
+// W [out, in] with an adapter and magnitudes, all of them drawn.
+Linear decomposed(double dropout = 0) {
+  Linear out({.out = 5,
+              .in = kWide,
+              .init = {},
+              .lora = {.rank = 3, .alpha = 6, .dropout = dropout, .dora = true}});
+  const auto draw = [](at::Tensor& value, at::IntArrayRef sizes, bool trained) {
+    value = at::randn(sizes, at::kDouble).requires_grad_(trained);
+  };
+  draw(out.weight.value, {5, kWide}, false);
+  draw(out.lora->a.value, {3, kWide}, true);
+  draw(out.lora->b.value, {5, 3}, true);
+  draw(out.lora->m->value, {5}, true);
+  return out;
+}
+
+at::Tensor column(const at::Tensor& v) {
+  return v.unsqueeze(1);
+}
+
+TEST(Dora, RowsHaveTheirMagnitudesAsNorms) {
+  const Linear l = decomposed();
+  const at::Tensor x = at::randn({7, kWide}, at::kDouble);
+  const at::Tensor sum = l.weight.value + 2 * at::mm(l.lora->b.value, l.lora->a.value);
+  const at::Tensor m = row_norms(l.weight.value) + l.lora->m->value;
+  const at::Tensor w = sum * column(m / row_norms(sum.detach()));
+  const at::Tensor want = at::mm(x, w.t()), got = l.forward(x);
+  EXPECT_LT((got - want).abs().max().item<double>(), 1e-10);
+  EXPECT_LT((joined_linear(x, {&l}) - want).abs().max().item<double>(), 1e-10);
+  const at::Tensor dy = at::randn({7, 5}, at::kDouble);
+  const std::vector<at::Tensor> of = {l.lora->a.value, l.lora->b.value, l.lora->m->value};
+  const auto own = torch::autograd::grad({got}, of, {dy}),
+             same = torch::autograd::grad({want}, of, {dy});
+  for (size_t i = 0; i < of.size(); ++i) {
+    EXPECT_LT((own[i] - same[i]).abs().max().item<double>(), 1e-9) << i;
+  }
+}
+
+TEST(Dora, StartsAtTheBaseBitForBit) {
+  Linear l = decomposed();
+  l.lora->b.value.detach().zero_();
+  l.lora->m->value.detach().zero_();
+  const at::Tensor x = at::randn({7, kWide}, at::kDouble);
+  EXPECT_TRUE(at::equal(l.forward(x), l.product(x)));
+}
+
+TEST(Dora, DropsTheInputOfTheFactorsAndOfTheScaledBase) {
+  const Linear l = decomposed(kDropped);
+  const at::Tensor x = at::randn({64, kWide}, at::kDouble);
+  const at::Tensor seen = dropout(x, kDropped, DropPlace::kQuery, training());
+  const at::Tensor got = l.forward(x, training());
+  const at::Tensor want = l.product(x) + l.forward(seen) - l.product(seen);
+  EXPECT_LT((got - want).abs().max().item<double>(), 1e-10);
+  EXPECT_GT((got - l.forward(x)).abs().max().item<double>(), 1e-3);
 }
 
 TEST(LoraDropout, ARankWithSomeColumnsHasTheMaskOfThem) {

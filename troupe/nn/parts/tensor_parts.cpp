@@ -22,11 +22,15 @@ void TensorParts::cut_key_heads(Param& p, int64_t heads) const {
 }
 
 void TensorParts::cut(std::optional<LoraFactors>& adapter, int64_t dim) const {
-  if (adapter) cut(dim == 0 ? adapter->b : adapter->a, dim);
+  if (!adapter) return;
+  require_whole(*adapter, sharding.ranks());
+  cut(dim == 0 ? adapter->b : adapter->a, dim);
 }
 
 void TensorParts::cut_key_heads(std::optional<LoraFactors>& adapter, int64_t heads) const {
-  if (adapter) cut_key_heads(adapter->b, heads);
+  if (!adapter) return;
+  require_whole(*adapter, sharding.ranks());
+  cut_key_heads(adapter->b, heads);
 }
 
 void TensorParts::cut_table(Param& p) const {

@@ -176,6 +176,7 @@ LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
           .whole_experts = m.moe.ffn.lora.on() || m.lora.of(LoraTarget::kExperts).on() ||
                            m.lora.bits_of(LoraTarget::kExperts).has_value(),
           .in_bits = cut_targets([&](LoraTarget t) { return m.lora.bits_of(t).has_value(); }),
+          .decomposed = cut_targets([&](LoraTarget t) { return m.lora.of(t).dora; }),
           .widths = widths_of(m),
           .table_rows = padded_vocab(m),
           .sequence = r.data.sequence,

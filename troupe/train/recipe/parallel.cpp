@@ -315,6 +315,13 @@ std::vector<std::string> tensor_faults(const ParallelConfig& c, const LayoutNeed
                                           "leave " +
                                           target + " out of model.lora.frozen.targets"));
   }
+  for (const std::string& target : needs.decomposed) {
+    if (target == "shared" && c.split_shared != CutKind::kOn) continue;
+    out.push_back(key_fault("tensor", ranks + " ranks would cut the rows of " + target +
+                                          ", whose norms model.lora.dora trains; use 1, with "
+                                          "parallel.expert or shard: full in its place, or "
+                                          "model.lora.dora false"));
+  }
   // "48 query heads do not divide over 5 ranks; use 4 or 6"
   const auto divide = [&](const LayerWidths& w, int64_t all, const char* what) {
     if (all == 0 || all % c.tensor == 0) return;

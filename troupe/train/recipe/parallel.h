@@ -198,7 +198,7 @@ struct LayoutNeeds {
   bool whole_state = false;          // the optimizer cannot work with a part of a matrix' state
   int64_t per_host = 0, hidden = 0;  // ranks of a host, 0: all; an expert's width, 0: not known
   bool whole_experts = false;        // with LoRA they cannot be cut by their width
-  std::vector<std::string> in_bits = {};  // targets of lora.frozen that tensor ranks cut
+  std::vector<std::string> in_bits = {}, decomposed = {};  // cut: of lora.frozen, of lora.dora
   std::vector<LayerWidths> widths = {};
   int64_t table_rows = 0, sequence = 0;  // of the padded vocabulary; tokens of a row, 0: not known
   double table_bytes = 0;                // values and gradients of the tables
