@@ -1,26 +1,13 @@
 """Settings of other projects read by python/troupe_foreign/recipe: for one file of each, every value beside a list written by hand. The
 files here are our own, with the names that the projects use; what their readers make is checked by the program."""
-import contextlib
-import io
-import os
-import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
-try:
-    import yaml
-except ImportError:
-    yaml = None
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-TROUPE = pathlib.Path(os.environ.get("TROUPE_BUILD", ROOT / "build/release"), "troupe").resolve()
-sys.path.insert(0, str(ROOT / "python"))
-from troupe_foreign.recipe import document, hand_over, hub_models  # noqa: E402
-from troupe_foreign.recipe.__main__ import main  # noqa: E402
+from recipe_case import ROOT, TROUPE, RecipeCase, flat, yaml
+from troupe_foreign.recipe import document, hand_over, hub_models
 
 PRIMUS_BASE = """
 num_layers: 24
@@ -244,36 +231,7 @@ MINDSPEED = f"""torchrun pretrain_gpt.py {MEGATRON} --spec mindspeed_llm.tasks.m
 --data-path corpus --use-fused-rmsnorm --tokenizer-name-or-path tok"""
 
 
-def flat(value, path=""):
-    out = {}
-    for key, inner in (value or {}).items():
-        name = f"{path}.{key}" if path else key
-        out.update(flat(inner, name) if isinstance(inner, dict) else {name: inner})
-    return out
-
-
-@unittest.skipIf(yaml is None, "PyYAML is not installed")
-class ForeignRecipe(unittest.TestCase):
-    def setUp(self):
-        if not TROUPE.exists():
-            self.skipTest(f"{TROUPE} is not built")
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-
-    def write(self, name, text):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
-
-    def convert(self, file, *more, code):
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
-            found = main([str(file), "-o", str(self.folder / "out.yaml"), "--troupe", str(TROUPE), *more])
-        self.assertEqual(found, code, said.getvalue())
-        return said.getvalue()
-
+class ForeignRecipe(RecipeCase):
     def script(self, name, words):
         """As `convert words` has them: the program is in front."""
         words = words.split()
@@ -285,24 +243,6 @@ class ForeignRecipe(unittest.TestCase):
         patched.start()
         self.addCleanup(patched.stop)
         return file
-
-    def audit(self, want, holes=()):
-        """Each value of the list; what is to be filled in has none."""
-        text = (self.folder / "out.yaml").read_text()
-        have = flat(yaml.safe_load(text))
-        for path, value in want.items():
-            self.assertIn(path, have, text)
-            self.assertEqual(have[path], value, path)
-        for path in holes:
-            self.assertIn(f"# to be filled in: {path}: ", text)
-            self.assertNotIn(path, have)
-        return text
-
-    def check(self, *sets):
-        words = [w for one in ("data.train=[{kind: mock}]", *sets) for w in ("--set", one)]
-        out = subprocess.run([TROUPE, "check", "out.yaml", "--assume-memory", "40TiB", *words], cwd=self.folder, capture_output=True,
-                             text=True, timeout=300, check=False)
-        self.assertEqual(out.returncode, 0, out.stdout + out.stderr)
 
     def primus(self, text=PRIMUS):
         self.write("primus/configs/models/megatron/base.yaml", PRIMUS_BASE)

@@ -2,7 +2,7 @@
 
     PYTHONPATH=python .venv/bin/python tools/foreign_table.py --troupe build/release/troupe --each verl slime ms-swift
 
-Each FOLDER is a checkout; its name may say the project, or --project does. A file counts if its path or its settings name a mixture.
+Each FOLDER is a checkout, whose name is the project's. A file counts if its path or its settings name a mixture.
 "as it stands": the recipe has no hole. "with edits": `check` accepts it once data, steps, lengths and first weights are filled in.
 The others have a line each, with the reason: --each prints one for every file."""
 import argparse

@@ -44,9 +44,9 @@ def give(settings, name, value, theirs, place="", soft=False):
 SEES = re.compile(r"VL|Omni|InternVL|Ovis|GLM-4\.\dV|Kimi-VL|vl-|Qwen3\.[56]|[Ll]lama-4|[Gg]emma-?4|diffusion|OCR|Mistral-Small-4")
 
 
-def refuse_sight(whose, file, model):
-    """Models that see, whose texts are not trained alone either: their layers are others."""
-    if SEES.search(model):
+def refuse_sight(whose, file, model, said=False):
+    """Models that see, whose texts are not trained alone either: their layers are others. By the name, or where a setting has `said` so."""
+    if said or SEES.search(model):
         raise Fault(f"{file}: {whose}'s, of a model that sees or hears ({model}): decoders of text are supported")
 
 

@@ -80,12 +80,13 @@ def primus(file, troupe, variables, config):
     if trainer.is_file():
         base = with_base(trainer) | base
     own = {k: (v, f"{file}:{lines.get(f'modules.{name}.overrides.{k}', 1)}") for k, v in (module.get("overrides") or {}).items()}
-    refuse_kinds(file, {k: filled(v, environment) for k, (v, _) in (base | own).items()})
-    for key, (value, place) in (base | own).items():
-        primus_setting(out, key, filled(value, environment), place, soft=key not in own)
+    merged = {key: (filled(value, environment), place) for key, (value, place) in (base | own).items()}
+    refuse_kinds(file, {key: value for key, (value, _) in merged.items()})
+    for key, (value, place) in merged.items():
+        primus_setting(out, key, value, place, soft=key not in own)
     if name == "sft_trainer":
         out.hole("data.train", "questions whose answers alone are learned: `troupe data build --format chat` makes token files of them")
-    give_sinks(out)
+    give_sinks(out, {key: value for key, (value, _) in merged.items() if value is not None})
     own_defaults(out)
     return out
 
@@ -134,17 +135,14 @@ def own_defaults(out):
             out.flags.pop(flag, None)
 
 
-def give_sinks(out):
+def give_sinks(out, said):
     """Primus's own attention of gpt-oss: a learned sink of each head, and a window in all layers or in every second."""
-    on, theirs = out.sinks.get("use_sink_attention", (False, ""))
-    window, of_window = out.sinks.get("sink_sliding_window", (0, ""))
-    if not on:
+    if not said.get("use_sink_attention"):
         return
-    out.set("model.sinks", True, theirs)
-    if number(window, 0) > 0:
-        every, _ = out.sinks.get("sink_window_even_layers_only", (True, ""))
-        out.set("model.window", int(number(window)), of_window)
-        out.set("model.window_layers", "2" if every else "1", "sink_window_even_layers_only")
+    out.set("model.sinks", True, f"use_sink_attention: {shown(said['use_sink_attention'])}")
+    if (window := number(said.get("sink_sliding_window"), 0)) > 0:
+        out.set("model.window", int(window), f"sink_sliding_window: {shown(said['sink_sliding_window'])}")
+        out.set("model.window_layers", "2" if said.get("sink_window_even_layers_only", True) else "1", "sink_window_even_layers_only")
 
 
 def primus_setting(out, key, value, place, soft):
@@ -168,8 +166,7 @@ def primus_setting(out, key, value, place, soft):
         out.give("num-virtual-stages-per-pipeline-rank", value if number(value, 2) > 1 else None, theirs, place)
         return
     if key in SINKS:
-        out.sinks[key] = (value, theirs)
-        return
+        return  # give_sinks reads them together
     if isinstance(value, list):
         value = " ".join(map(str, value))
     if key in ("bf16", "fp16") and value is True:

@@ -266,8 +266,7 @@ def tuning(out, flags):
         out.flags.pop("data-path", None)
         out.hole("data.train", "questions whose answers alone are learned: `troupe data build FILE --format chat -o DATA` makes token files of them")
     if flags.text("stage") == "dpo":
-        preference(type("One", (), {"out": out})(), flags.text("dpo_loss_type", "sigmoid"), flags.text("dpo_beta", 0.1),
-                   flags.text("dpo_label_smoothing", 0))
+        preference(out, flags.text("dpo_loss_type", "sigmoid"), flags.text("dpo_beta", 0.1), flags.text("dpo_label_smoothing", 0))
 
 
 def adapters(out, flags):

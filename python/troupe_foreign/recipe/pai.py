@@ -2,7 +2,7 @@
 take all their values as arguments, which --arguments gives."""
 import re
 
-from .common import give, number, plain
+from .common import flag_said, give, number, plain
 from .settings import Fault, Settings
 
 NAMES = {"qk_nope_head_dim": "qk-head-dim", "qk_rope_head_dim": "qk-pos-emb-head-dim", "train_data_path": "data-path",
@@ -58,7 +58,7 @@ def pai(script, config):
     said = {name: " ".join(values) for name, values, _ in flags}
     for name, values, line in flags:
         text, place = " ".join(values), script.place(line)
-        theirs = "--" + " ".join([name, *values])
+        theirs = flag_said(name, values)
         if name in ("padded_vocab_size", "extra_vocab_size", "train_mode"):
             continue
         if IGNORED.match(name):

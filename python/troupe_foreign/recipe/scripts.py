@@ -5,7 +5,7 @@ import re
 import tempfile
 
 from . import hand_over
-from .common import batch, give, give_model, give_preset, number, plain, refuse_sight, shown
+from .common import batch, flag_said, give, give_model, give_preset, number, plain, refuse_sight, shown
 from .mindspeed import mindspeed
 from .pai import is_pai, pai
 from .settings import Fault, Settings
@@ -68,10 +68,6 @@ def beside(file, name):
     return next((above / end for end in ends for above in file.resolve().parents if (above / end).is_file()), None)
 
 
-def theirs_of(name, values):
-    return "--" + " ".join([name, *values])
-
-
 SWIFT_NAMES = {"max_length": "seq-length", "output_dir": "save", "save": "save", "save_steps": "save-interval", "eval_steps": "eval-interval",
                "logging_steps": "log-interval", "dataloader_num_workers": "num-workers", "save_interval": "save-interval",
                "eval_interval": "eval-interval", "log_interval": "log-interval", "max_epochs": "num_train_epochs"}
@@ -91,9 +87,7 @@ def swift(script, config):
     if first.get("task_type", "causal_lm") != "causal_lm":
         raise Fault(f"{script.file}: ms-swift's, {first['task_type']}: only models that write text are supported")
     model = first.get("model") or first.get("mcore_model") or first.get("load") or "no model"
-    refuse_sight("ms-swift", script.file, model)
-    if "freeze_vit" in given:
-        raise Fault(f"{script.file}: ms-swift's, of a model that sees or hears ({model}): decoders of text are supported")
+    refuse_sight("ms-swift", script.file, model, "freeze_vit" in given)
     line = next((at for name, _, at in flags if name in ("model", "load")), 1)
     give_model(out, model, script.place(line), config)
     adapters = first.get("tuner_type") == "lora" or first.get("train_type") == "lora"
@@ -106,7 +100,7 @@ def swift(script, config):
     if adapters:
         swift_adapters(out, first)
     if kind == "dpo":
-        preference(out_of(out), first.get("loss_type", "sigmoid"), first.get("beta", 0.1), first.get("label_smoothing", 0))
+        preference(out, first.get("loss_type", "sigmoid"), first.get("beta", 0.1), first.get("label_smoothing", 0))
         if number(first.get("rpo_alpha"), 0):
             out.refuse(f"--rpo_alpha {first['rpo_alpha']}", str(script.file), "a likelihood beside the loss of pairs is not supported")
     if not out.has("train-iters"):
@@ -117,11 +111,6 @@ def swift(script, config):
     out.hole("data.train", f"--dataset {first.get('dataset', '')}: {what}; `troupe data build FILE{'' if verb == 'pt' else ' --format chat'} "
              "-o DATA` makes token files of them")
     return out
-
-
-def out_of(settings):
-    """As `preference` asks for it."""
-    return type("One", (), {"out": settings})()
 
 
 def swift_adapters(out, first):
@@ -145,7 +134,7 @@ def swift_adapters(out, first):
 
 
 def swift_flag(out, name, values, place):
-    theirs, text = theirs_of(name, values), " ".join(values)
+    theirs, text = flag_said(name, values), " ".join(values)
     if name in ("model", "mcore_model", "load", "dataset", "num_train_epochs", "max_epochs", "tuner_type", "train_type", "rlhf_type", "beta",
                 "rpo_alpha", "loss_type", "label_smoothing", "task_type", "mcore_adapter", "adapters", "ref_load", "lora_rank", "lora_alpha",
                 "lora_dropout", "target_modules", "use_rslora", "lora_bias"):
@@ -189,7 +178,7 @@ def slime(script, config):
         raise Fault(f"{script.file}: slime's, and the command that trains gets no --num-layers: a line before them ends without a backslash, "
                     "or a variable names a model's script that is not here")
     for name, values, line in flags:
-        theirs = theirs_of(name, values)
+        theirs = flag_said(name, values)
         if name in ("eval_interval", "eval_iters") or SLIME_OWN.match(name):
             own.append(name)
             out.leave_out(theirs, "of its rollouts and rewards")

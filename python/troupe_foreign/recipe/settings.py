@@ -37,7 +37,6 @@ class Settings:
         self.whose, self.file = whose, str(file)
         self.flags = {}  # the last one of a name counts, as it does there
         self.ignored, self.left_out, self.refused, self.holes, self.notes = [], [], [], [], []
-        self.sinks = {}  # settings of Primus that are read together
         self.own = {}  # path of a recipe: (value, theirs), beside what flags become
         self.model_open = False  # the model is not known: no key of it is written
         self.preset, self.stood_in = None, ""  # a preset is the model: what the file says beside it stays; "..., in place of PRESET"

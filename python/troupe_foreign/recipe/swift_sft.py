@@ -63,9 +63,7 @@ def swift_sft(script, config):
     if verb == "rlhf" and kind != "dpo":
         raise Fault(f"{script.file}: ms-swift's, {str(kind).upper() or 'no --rlhf_type'}: of `swift rlhf` only dpo is read")
     model = str(one.get("model") or "no model")
-    refuse_sight("ms-swift", script.file, model)
-    if "freeze_vit" in one.content:
-        raise Fault(f"{script.file}: ms-swift's, of a model that sees or hears ({model}): decoders of text are supported")
+    refuse_sight("ms-swift", script.file, model, "freeze_vit" in one.content)
     if one.get("task_type", "causal_lm") != "causal_lm":
         raise Fault(f"{script.file}: ms-swift's, {one.get('task_type')}: only models that write text are supported")
     give_model(one.out, model, one.place("model"), config)
@@ -83,7 +81,7 @@ def swift_sft(script, config):
         one.flag("sequence_parallel_size", "context-parallel-size")
     chats(one, [one.theirs("dataset") if one.get("dataset") else "no --dataset"], kind == "dpo", verb == "pt", None)
     if kind == "dpo":
-        preference(one, str(one.get("loss_type", "sigmoid")), one.get("beta", 0.1), one.get("label_smoothing", 0))
+        preference(one.out, str(one.get("loss_type", "sigmoid")), one.get("beta", 0.1), one.get("label_smoothing", 0))
         if number(one.get("rpo_alpha"), 0):
             one.refuse("rpo_alpha", "a likelihood beside the loss of pairs is not supported")
     rest(one)
@@ -101,9 +99,7 @@ def adapters(one):
             one.get(name)
         return
     rank, alpha, dropout = int(number(one.get("lora_rank"))), number(one.get("lora_alpha")), one.get("lora_dropout")
-    one.adapters(rank, alpha, 0, "all" if names == ["all-linear"] else names, one.get("use_rslora"), experts)
-    if number(dropout, 0):
-        one.out.set("model.lora.dropout", number(dropout), one.theirs("lora_dropout"))
+    one.adapters(rank, alpha, dropout, "all" if names == ["all-linear"] else names, one.get("use_rslora"), experts)
     if experts and "all-linear" in names:
         one.out.set("model.lora.targets", ["attention", "experts", "router"], one.theirs("target_modules"))
     elif experts and {"gate_proj", "up_proj", "down_proj"} & set(names):

@@ -50,7 +50,7 @@ class Tuning:
         if rslora:
             out.set("model.lora.rslora", True, "use_rslora: true")
         if number(dropout, 0) > 0:
-            out.set("model.lora.dropout", number(dropout), f"lora_dropout: {dropout}")
+            out.set("model.lora.dropout", number(dropout), self.theirs_or("lora_dropout", "lora_dropout", dropout))
         out.set("model.lora.targets", self.targets(targets, experts), f"targets: {shown(targets)}")
         if "router" in out.own["model.lora.targets"][0]:
             out.note("the router has an adapter too: the files of both projects name it gate")
@@ -137,21 +137,21 @@ class Tuning:
                          "all linear layers")
 
 
-def preference(one, loss, beta, smoothing):
+def preference(out, loss, beta, smoothing):
     """train.loss of pairs; what its loss is not, is refused."""
     kinds = {"sigmoid": "sigmoid", "ipo": "ipo", "hinge": "hinge"}
     if loss not in kinds:
-        one.out.refuse(f"the loss {loss}", one.out.file, "of pairs sigmoid, ipo and hinge are supported")
+        out.refuse(f"the loss {loss}", out.file, "of pairs sigmoid, ipo and hinge are supported")
         return
-    one.out.set("train.loss", "dpo", "dpo")
-    one.out.set("train.dpo.beta", number(beta, 0.1), f"beta: {beta}")
-    one.out.set("train.dpo.loss", kinds[loss], f"loss: {loss}")
+    out.set("train.loss", "dpo", "dpo")
+    out.set("train.dpo.beta", number(beta, 0.1), f"beta: {beta}")
+    out.set("train.dpo.loss", kinds[loss], f"loss: {loss}")
     if number(smoothing, 0):
-        one.out.set("train.dpo.label_smoothing", number(smoothing), f"label_smoothing: {smoothing}")
-    one.out.note("batches count pairs there, rows here: global_batch and micro_batch are twice theirs")
+        out.set("train.dpo.label_smoothing", number(smoothing), f"label_smoothing: {smoothing}")
+    out.note("batches count pairs there, rows here: global_batch and micro_batch are twice theirs")
     for flag in ("micro-batch-size", "global-batch-size"):
-        if one.out.has(flag):
-            one.out.give(flag, 2 * int(one.out.value(flag)), one.out.flags[flag].theirs + ", pairs")
+        if out.has(flag):
+            out.give(flag, 2 * int(out.value(flag)), out.flags[flag].theirs + ", pairs")
 
 
 LF_IGNORED = {
@@ -190,9 +190,7 @@ def llama_factory(file, troupe, variables, config):
         raise Fault(f"{file}: LLaMA-Factory's of version 1, or of another tool: it names no model_name_or_path")
     if stage in LF_STAGES:
         raise Fault(f"{file}: LLaMA-Factory's, {LF_STAGES[stage]}: of its stages pt, sft and dpo are read")
-    refuse_sight("LLaMA-Factory", file, str(model))
-    if "image_max_pixels" in content:
-        raise Fault(f"{file}: LLaMA-Factory's, of a model that sees ({model}): decoders of text are supported")
+    refuse_sight("LLaMA-Factory", file, str(model), "image_max_pixels" in content)
     give_model(one.out, str(model), one.place("model_name_or_path"), config)
     experts = one.out.has("num-experts")
     for name in LF_REFUSED:
@@ -223,7 +221,7 @@ def llama_factory(file, troupe, variables, config):
     chats(one, [str(one.get("dataset", "")), f"template: {one.get('template')}"], stage == "dpo", stage == "pt",
           one.get("max_samples"))
     if stage == "dpo":
-        preference(one, str(one.get("pref_loss", "sigmoid")), one.get("pref_beta", 0.1), one.get("dpo_label_smoothing", 0))
+        preference(one.out, str(one.get("pref_loss", "sigmoid")), one.get("pref_beta", 0.1), one.get("dpo_label_smoothing", 0))
     rest(one, LF_IGNORED)
     return one.out
 
@@ -291,9 +289,7 @@ def axolotl(file, troupe, variables, config):
     model = str(one.get("base_model"))
     if "learning_rate" not in content:
         raise Fault(f"{file}: Axolotl's, of no training: it has no learning_rate")
-    if content.get("processor_type") or "vision" in str(file.name).lower():
-        raise Fault(f"{file}: Axolotl's, of a model that sees or hears ({model}): decoders of text are supported")
-    refuse_sight("Axolotl", file, model)
+    refuse_sight("Axolotl", file, model, content.get("processor_type") or "vision" in str(file.name).lower())
     rl = one.get("rl")
     if rl and rl not in ("dpo", "ipo") or content.get("reward_model") or content.get("process_reward_model"):
         raise Fault(f"{file}: Axolotl's, {rl or 'a reward model'}: of preferences dpo and ipo are read")
@@ -346,7 +342,7 @@ def axolotl(file, troupe, variables, config):
     one.get("pretraining_dataset"), one.get("test_datasets")
     chats(one, said or ["no datasets"], bool(rl), "completion" in str(sets) or "pretraining_dataset" in content, None)
     if rl:
-        preference(one, "ipo" if rl == "ipo" else str(one.get("dpo_loss_type", "sigmoid")), one.get("rl_beta") or one.get("dpo_beta") or 0.1,
+        preference(one.out, "ipo" if rl == "ipo" else str(one.get("dpo_loss_type", "sigmoid")), one.get("rl_beta") or one.get("dpo_beta") or 0.1,
                    one.get("dpo_label_smoothing", 0))
     rest(one, AXOLOTL_IGNORED)
     return one.out

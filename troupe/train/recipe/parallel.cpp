@@ -307,21 +307,21 @@ std::vector<std::string> tensor_faults(const ParallelConfig& c, const LayoutNeed
     out.push_back("train.optimizer: E2005 " + needs.optimizer +
                   " works on whole matrices: tensor 1, muon or adamw");
   }
-  for (const std::string& target : needs.in_bits) {
-    if (target == "shared" && c.split_shared != CutKind::kOn) continue;
-    out.push_back(key_fault("tensor", ranks + " ranks would cut the matrices of " + target +
-                                          ", which model.lora.frozen keeps in few bits, whole; use "
-                                          "1, with parallel.expert or shard: full in its place, or "
-                                          "leave " +
-                                          target + " out of model.lora.frozen.targets"));
-  }
-  for (const std::string& target : needs.decomposed) {
-    if (target == "shared" && c.split_shared != CutKind::kOn) continue;
-    out.push_back(key_fault("tensor", ranks + " ranks would cut the rows of " + target +
-                                          ", whose norms model.lora.dora trains; use 1, with "
-                                          "parallel.expert or shard: full in its place, or "
-                                          "model.lora.dora false"));
-  }
+  const auto whole = [&](const std::vector<std::string>& targets, const std::string& what,
+                         const std::string& why, const auto& other) {
+    for (const std::string& target : targets) {
+      if (target == "shared" && c.split_shared != CutKind::kOn) continue;
+      out.push_back(key_fault("tensor", ranks + " ranks would cut the " + what + " of " + target +
+                                            ", " + why +
+                                            "; use 1, with parallel.expert or shard: full in its "
+                                            "place, or " +
+                                            other(target)));
+    }
+  };
+  whole(needs.in_bits, "matrices", "which model.lora.frozen keeps in few bits, whole",
+        [](const std::string& t) { return "leave " + t + " out of model.lora.frozen.targets"; });
+  whole(needs.decomposed, "rows", "whose norms model.lora.dora trains",
+        [](const std::string&) -> std::string { return "model.lora.dora false"; });
   // "48 query heads do not divide over 5 ranks; use 4 or 6"
   const auto divide = [&](const LayerWidths& w, int64_t all, const char* what) {
     if (all == 0 || all % c.tensor == 0) return;
