@@ -393,7 +393,7 @@ class Adapters(TuneTest):
                            ({"frozen": {"format": "nf4"}}, "keeps weights in few bits, which cannot be trained"),
                            ({"rank": 3, "frozen": {"format": "int4"}}, "one of nf4, int8, fp8, mxfp4"),
                            ({"rank": 3, "frozen": {"targets": ["router"]}}, "model.lora.frozen.targets: E2005 names router"),
-                           ({"rank": 3, "dora": True}, "dora")):
+                           ({"rank": 3, "dora": True, "targets": ["router"]}, "names router, which has no magnitudes")):
             self.write_recipe(lora)
             self.assertIn(said, self.troupe("train", "tune.yaml", code=2))
         layouts = (({"dropout": 0.1}, "expert: 2", "2 ranks send rows to each other's experts, whose adapters drop by the row's token"),
