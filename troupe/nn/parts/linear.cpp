@@ -159,7 +159,7 @@ Linear::Linear(const LinearShape& s) : weight(Param::of({s.out, s.in}, s.init)) 
 }
 
 at::Tensor Linear::forward(const at::Tensor& x, const Context& context) const {
-  const at::Tensor y = product(x);
+  at::Tensor y = product(x);
   if (!lora) return y;
   return lora->beside(KeptMatrix(weight), x, y, bias ? bias->value : at::Tensor(), context);
 }
